@@ -1,0 +1,41 @@
+# make test sets itself up; everything else builds on the same .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3 /usr/bin/python3)
+
+.PHONY: test stress pythons lint self-test check clean
+
+test: $(VENV)/ready
+	$(BIN)/pytest -n 4
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --group dev
+	touch $@
+
+# The same storms as in `make test`, for longer.
+stress: $(VENV)/ready
+	PIDLOCK_STRESS=20 $(BIN)/pytest tests/test_stress.py --timeout 7200 -s
+
+# The self-test and the black-box tests under each interpreter that this machine has.
+pythons: $(VENV)/ready
+	@set -e; for python in $(PYTHONS); do \
+	    echo "== $$python"; \
+	    $$python -W error -X dev pidlock.py --self-test; \
+	    PIDLOCK_PYTHON=$$python $(BIN)/pytest -n 4 -m blackbox; \
+	done
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+self-test:
+	$(PYTHON) pidlock.py --self-test
+
+check: lint self-test test pythons
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

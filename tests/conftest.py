@@ -1,0 +1,94 @@
+"""Fixtures for all tests: the command as users run it, a living holder, a PID that is dead for certain."""
+import collections
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CHILDREN = ROOT / "tests" / "children"
+PYTHON = os.environ.get("PIDLOCK_PYTHON", sys.executable)
+PIDLOCK = [PYTHON, str(ROOT / "pidlock.py")]
+
+sys.path.insert(0, str(ROOT))
+
+Outcome = collections.namedtuple("Outcome", "status stdout stderr")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "blackbox: runs pidlock as a command; `make pythons` runs these everywhere")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PIDLOCK_") and name != "PIDLOCK_PYTHON"]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def pidfile(tmp_path):
+    return tmp_path / "test.pid"
+
+
+@pytest.fixture
+def run():
+    """Run pidlock to its end: run(*arguments, **Popen options) -> Outcome."""
+
+    def run_pidlock(*arguments, stdin=b"", timeout=60, **options):
+        process = subprocess.Popen(
+            PIDLOCK + [os.fspath(argument) for argument in arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+        )
+        stdout, stderr = process.communicate(stdin, timeout=timeout)
+        texts = [stream.decode(errors="surrogateescape") for stream in (stdout, stderr)]
+        return Outcome(process.returncode, *texts)
+
+    return run_pidlock
+
+
+class Holder:
+    """A pidlock whose command has said `ready` and lives until finish(), kill() or the end of the test."""
+
+    def __init__(self, *arguments, **options):
+        self.process = subprocess.Popen(
+            [*PIDLOCK, *map(os.fspath, arguments), "--", "/bin/sh", "-c", "echo $$; read line"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+        )
+        self.command_pid = int(self.process.stdout.readline())
+        self.pid = self.process.pid
+
+    def finish(self):
+        """Let the command end; return pidlock's exit status."""
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+    def kill_wrapper(self):
+        """kill -9 the pidlock alone: its command lives on until finish()."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def holder():
+    """Start living holders: holder("--pidfile", path) -> Holder."""
+    holders = []
+
+    def start(*arguments, **options):
+        holders.append(Holder(*arguments, **options))
+        return holders[-1]
+
+    yield start
+    for one in holders:
+        if one.process.poll() is None or not one.process.stdin.closed:
+            one.process.communicate(timeout=60)
+
+
+@pytest.fixture
+def dead_pid():
+    """A PID that has ended and been reaped."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
