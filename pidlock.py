@@ -37,11 +37,11 @@ lives on it keeps the inherited flock, and the path stays held until it has ende
 Limits.  Advisory: only who uses pidlock respects it.  One host: on a network filesystem it
 refuses rather than guesses.  Whoever may read the file may flock it and so keep a stale one
 busy; `--mode 0600` where that matters.  Races that remain: a path removed by hand in the
-instant between release's check and its unlink; on a filesystem without flock, two evictors
-between check and unlink.
+instant between release's check and its unlink; one written or replaced by another program in
+the instant between the evictor's check and its unlink; on a filesystem without flock, two
+evictors between check and unlink.
 
-PidLock, LockHeld, PidLockError, Status, active_pid, inspect and main are the stable API;
-names with an underscore are not, nor is the wording of messages.
+The names in __all__ are the stable API; the others are not, nor is the wording of messages.
 """
 import errno
 import os
@@ -60,24 +60,33 @@ except ImportError:
 # argparse, functools, pwd, shutil, subprocess and tempfile are imported where they are used: each
 # costs a run that does not need it milliseconds, and argparse has to wait until signals are blocked.
 
-__all__ = ["PidLock", "PidLockError", "LockHeld", "Status", "active_pid", "inspect", "main"]
+__all__ = ["PidLock", "PidLockError", "LockHeld", "LockDir", "Status", "active_pid", "inspect", "sweep"]
 __version__ = "0.1.0"
 
 EXIT_OK = 0
 EXIT_CHECK_HELD = 1
 EXIT_USAGE = 2
+EXIT_NOBODY = 3  # LSB Core, 20.2: init script actions; and the next
+EXIT_UNKNOWN = 4
 EXIT_HELD = 75  # EX_TEMPFAIL, as lockf(1)
 EXIT_FAILED = 125  # as timeout(1) and env(1), and the two below
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
 EXIT_BY_SIGNAL = 128
 
+
 FREE = "free"
 HELD = "held"
 STALE = "stale"
 UNKNOWN = "unknown"
+STATUS_CODES = {HELD: 0, STALE: 1, FREE: EXIT_NOBODY, UNKNOWN: EXIT_UNKNOWN}
 INCONCLUSIVE = "inconclusive"  # the judge's own; an acquire takes it for held, inspect for unknown
 FOREIGN = "foreign"  # the judge's own: somebody's file, not a pidfile
+
+PID_FIRST = "pid-first"
+PID_ONLY = "pid-only"
+TIME_ONLY = "time-only"
+STRATEGIES = (PID_FIRST, PID_ONLY, TIME_ONLY)
 
 MARK = b"\n\n"
 PID_MAX = 2 ** 31 - 1  # no pid_t is wider (sys/types.h on every system that Python runs on)
@@ -90,7 +99,10 @@ LOOK_PAUSE = 0.001  # seconds between two looks meanwhile
 TICK_FIRST = 0.020  # seconds; the wait's timer, for what a pidfd cannot tell
 TICK_MAX = 0.100
 FRESHEN_EVERY = 3600.0  # seconds; /tmp cleaners count in days
-IN_PLACE_PATIENCE = 2.0  # seconds; see _create_in_place
+PROGRESS = 10.0  # seconds; longer without a held, stale or created file is a filesystem with unstable inode numbers
+PATIENCE = 2.0  # seconds to wait for the flock of a file or directory that is only ever held for an instant
+GUARD_PATIENCE = 1.0  # seconds; the same for the directory's, which others may flock for longer
+UNGUARDED_TRIES = 5  # to take a slot without the directory's flock
 PRIVATE_PREFIX = ".pidlock-"  # and 16 hex digits; short, for FILE's own name may be NAME_MAX long
 LOWEST_FD = 10  # shells use the descriptors below themselves
 
@@ -100,6 +112,7 @@ LOCAL_FILESYSTEMS = frozenset(
     "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs jfs reiserfs nilfs2 tmpfs ramfs devtmpfs hugetlbfs overlay aufs"
     " vfat exfat msdos ntfs ntfs3 fuseblk hfsplus ubifs jffs2 squashfs erofs iso9660 rootfs".split()
 )
+MODELESS_FILESYSTEMS = frozenset("vfat exfat msdos ntfs ntfs3 fuseblk".split())  # every file there is executable
 NETWORK_FILESYSTEMS = frozenset(
     "nfs nfs4 cifs smb3 smbfs 9p virtiofs ceph lustre afs gfs2 ocfs2 gpfs beegfs glusterfs orangefs pvfs2 coda ncpfs"
     " fuse.sshfs fuse.glusterfs fuse.ceph fuse.s3fs fuse.gcsfuse fuse.rclone fuse.davfs fuse.lustre fuse.moosefs"
@@ -111,11 +124,16 @@ NETWORK_FILESYSTEMS = frozenset(
 
 
 class PidLockError(Exception):
-    """The lock could not be taken, looked at or given back; the text says why and what to do."""
+    """The lock could not be taken, looked at or given back: `.path`, `.reason`, `.advice`; one line as text."""
 
-    def __init__(self, path, what, advice):
-        super().__init__("%s: %s; %s" % (path, what, advice))
+    def __init__(self, path, reason, advice):
+        super().__init__(path, reason, advice)
         self.path = path
+        self.reason = reason
+        self.advice = advice
+
+    def __str__(self):
+        return _printable("%s: %s; %s" % (self.path, self.reason, self.advice))
 
 
 class LockHeld(PidLockError):
@@ -123,24 +141,33 @@ class LockHeld(PidLockError):
 
     def __init__(self, path, pid, reason, advice):
         super().__init__(path, reason, advice)
+        self.args = (path, pid, reason, advice)  # for pickle
         self.pid = pid
 
 
-# What inspect() found. state: free, held, stale or unknown. pid: int, 0 where none is recorded. reason: one line
-# for people. seconds: since it was taken, None where there is no file. holder: a Holder, None unless it is held.
-Status = namedtuple("Status", "path state pid reason seconds holder")
+# What inspect() found. state: free, held, stale or unknown. pid, slot: int, pid 0 where none is recorded. reason,
+# advice, command, host, trace_id: str or None. since: seconds since the epoch, seconds: how long, both None where there
+# is no file. The rest as in Holder.
+Status = namedtuple("Status", "path state pid slot reason advice command since seconds host trace_id"
+                    " stopped elsewhere orphaned pids")
 
-# Who is behind a file. reason, advice: for people. command: the name of what runs under the lock, or None.
-# stopped: bool. pids: the processes that have the file's flock, as far as /proc shows them.
-Holder = namedtuple("Holder", "reason advice command stopped pids")
+# Who is behind a file. reason, advice: for people. command: the name of what runs under the lock, or None. stopped,
+# elsewhere (in another PID namespace), orphaned (the holder was killed, its command lives on): bool. pids: the
+# processes that have the file's flock, as far as /proc shows them.
+Holder = namedtuple("Holder", "reason advice command stopped elsewhere orphaned pids")
 
-# What a pidfile says. details: the key=value lines below the mark, as a dict of str.
-Record = namedtuple("Record", "pid marked details")
+# What a pidfile says. details: the key=value lines below the mark, debug: those below "# debug", by which nobody
+# decides; dicts of str.
+Record = namedtuple("Record", "pid marked details debug")
+Record.__new__.__defaults__ = ({}, {})
 
-# All that the judge decides by. record: Record or None. size: bytes. age: seconds since the mtime, negative when
-# that is in the future. flock: False where the filesystem has none. filesystem: "local", "network" or "other".
-# process: "none", "ours", "zombie", "thread" or "alive".
-Facts = namedtuple("Facts", "record size links executable nuls age flock filesystem process")
+# All that the judge decides by. record: Record or None. size: bytes. age: seconds since the mtime, lasted: since the
+# recorded time or else the mtime; negative when that is in the future. flock: False where the filesystem has none.
+# filesystem: "local", "network" or "other". process: "none", "ours", "zombie", "thread" or "alive". host, boot, pidns,
+# timens, start: whether what is recorded agrees with what we see; None where one of the two is not known.
+Facts = namedtuple("Facts", "record size links executable nuls age flock filesystem process"
+                   " lasted host boot pidns timens start")
+Facts.__new__.__defaults__ = (0, None, None, None, None, None)
 
 # One look at a path. pid: int, 0 where none is recorded. body: bytes and status: os.stat_result, as judged.
 # refused: somebody else has the flock. descriptor: an int that has it, only of a stale file looked at with LOCK_EX.
@@ -154,28 +181,58 @@ class PidLock:
     """A lock on `path`, for processes and for threads: `with PidLock("/run/backup.pid", wait=60): ...`
 
     path: str, bytes or os.PathLike. wait: seconds to wait for it, 0 for not at all, float("inf") for ever.
-    mode: the pidfile's permissions. on_event: called with a dict for each of acquired, held, evicted, released
-    and lost. The lock belongs to the process that took it: a forked child never releases it, and a daemon
-    acquires after it has forked into the background.
+    stale_after: seconds after which a holder that cannot be judged counts as gone, None for never. stale_strategy:
+    "pid-first", "pid-only" (ignores stale_after) or "time-only" (the age alone decides; breaks living locks).
+    max_concurrent: how many may hold it at once. details: whether to record who, where, since when and why.
+    fence: True, or the path of a counter, to take a fencing token. trace_id: str to record, by default the trace of
+    the environment's TRACEPARENT. mode: the pidfile's permissions. on_event: called with a dict for each of acquired,
+    held, evicted, released and lost. span: a function from a name to a context manager, entered around each acquire
+    and while the lock is held.
 
-    Raises ValueError for a path, wait or mode that cannot be meant.
+    The lock belongs to the process that took it: a forked child never releases it, and a daemon acquires after it has
+    forked into the background. Raises ValueError for an argument that cannot be meant.
     """
 
-    def __init__(self, path, wait=0, mode=0o644, on_event=None):
-        self._options = {"wait": wait, "mode": mode, "on_event": on_event}
-        self.path = os.fsdecode(path)
-        if not self.path or "\0" in self.path:
-            raise ValueError("path: %r names no file" % (path,))
-        if not wait >= 0:
-            raise ValueError("wait: %r is not a number of seconds" % (wait,))
-        if mode & 0o600 != 0o600 or mode & ~0o664:
-            raise ValueError("mode: 0%o is not rw for its owner, or lets others write or execute" % mode)
+    def __init__(self, path, wait=0, stale_after=None, stale_strategy=PID_FIRST, max_concurrent=1, details=False,
+                 fence=False, trace_id=None, mode=0o644, on_event=None, span=None):
+        self.path = _checked_path(path)
         self._wait = wait
+        self._policy = (stale_after, stale_strategy)
+        self._max_concurrent = max_concurrent
+        self._details = details
+        self._fence = fence
+        self._trace_id = trace_id if trace_id is not None else _trace_of_environment()
         self._mode = mode
         self._on_event = on_event
-        self._on_tick = None  # the command line's: called with the Finding before each sleep of a wait
+        self._span = span
+        self._command = sys.argv  # the command line has another to record
+        self._on_tick = None  # the command line's: called with the Findings before each sleep of a wait
+        self._check_arguments()
+        self._reset()
+
+    def _check_arguments(self):
+        stale_after, strategy = self._policy
+        if not self._wait >= 0:
+            raise ValueError("wait: %r is not a number of seconds" % self._wait)
+        if stale_after is not None and not stale_after >= 0:
+            raise ValueError("stale_after: %r is not a number of seconds" % stale_after)
+        if strategy not in STRATEGIES:
+            raise ValueError("stale_strategy: %r is none of %s" % (strategy, ", ".join(STRATEGIES)))
+        if strategy == TIME_ONLY and stale_after is None:
+            raise ValueError("stale_strategy: time-only needs stale_after")
+        if not isinstance(self._max_concurrent, int) or self._max_concurrent < 1:
+            raise ValueError("max_concurrent: %r is not a number of slots" % (self._max_concurrent,))
+        if self._trace_id is not None and not self._trace_id.isprintable():
+            raise ValueError("trace_id: %r has characters that do not print" % self._trace_id)
+        if self._mode & 0o600 != 0o600 or self._mode & ~0o664:
+            raise ValueError("mode: 0%o is not rw for its owner, or lets others write or execute" % self._mode)
+
+    def _reset(self):
         self._descriptor = None
+        self._file = None  # the os.stat_result of what the descriptor refers to
+        self._slot_path = None
         self._since = 0.0
+        self._held_span = None
         self.pid = None
         self.slot = 1
         self.token = None
@@ -186,61 +243,140 @@ class PidLock:
         Raises LockHeld when it is still held after `wait` seconds, PidLockError when it cannot be had at all,
         RuntimeError when this object holds it already.
         """
-        if self._descriptor is not None:
+        if self._descriptor is not None and self.pid == os.getpid():
             raise RuntimeError("%s: this PidLock holds it already" % self.path)
-        started = time.monotonic()
+        if self._descriptor is not None:
+            os.close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
+            self._reset()
+        if self._span is None:
+            self._acquire()
+            return self
+        with self._span("pidlock.acquire"):
+            self._acquire()
         try:
-            self.path = os.path.join(os.getcwd(), self.path) if not os.path.isabs(self.path) else self.path
-            held = self._attempt()
-            if held is not None:
-                held = self._wait_for(held, started)
-        except OSError as error:
-            raise _explain(error, self.path, "take it") from error
-        if held is not None:
-            self._emit("held", held.reason, held.pid, time.monotonic() - started)
-            holder = _find_holder(held)
-            raise LockHeld(self.path, held.pid, holder.reason, holder.advice)
-        self.pid = os.getpid()
-        self._since = time.monotonic()
-        try:
-            self._emit("acquired", None, self.pid, self._since - started)
+            self._held_span = self._span("pidlock.held")
+            self._held_span.__enter__()
         except BaseException:
-            self.release()
+            self._drop()
             raise
         return self
 
-    def _attempt(self):
-        """Go through steps 1 to 5: return None with the lock taken, or the Finding that says it is held."""
-        while True:
-            found = _examine(self.path, fcntl.LOCK_EX)  # steps 1, 2 and 3
+    def _acquire(self):
+        started = time.monotonic()
+        try:
+            self.path = _absolute(self.path)
+            held = self._look()
+            if held:
+                held = self._wait_for(held, started)
+            if held:
+                refusal = _refuse(self.path, held)
+                self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
+                raise refusal
+            self._since = time.monotonic()
+            if self._fence:
+                self.token = _next_token(self.path + ".fence" if self._fence is True else _absolute(self._fence))
+            self._emit("acquired", None, self.pid, self._since - started)
+        except BaseException:
+            if self._descriptor is not None:
+                self._drop()
+            raise
+
+    def _look(self):
+        """Try once to take the lock or a slot of it: return [] with it taken, else the Findings that say held."""
+        evicted = []  # type: list[Finding]
+        try:
+            return self._attempt_slots(evicted) if self._max_concurrent > 1 else self._attempt(1, evicted)
+        except OSError as error:
+            raise _explain(error, self.path, "take it") from error
+        finally:
+            for found in evicted:
+                self._emit("evicted", found.reason, found.pid, _lasted(found))
+
+    def _attempt(self, slot, evicted):
+        """Go through steps 1 to 5 for one slot's file: return [] with it taken, else [the Finding that says held]."""
+        path = _slot_path(self.path, slot)
+        deadline = time.monotonic() + PROGRESS
+        while time.monotonic() < deadline:
+            found = _examine(path, fcntl.LOCK_EX, self._policy)  # steps 1, 2 and 3
             if found.state == STALE:
                 if _evict(found):
-                    self._emit("evicted", found.reason, found.pid, _age(found.status))
+                    evicted.append(found)
             elif found.state == FREE:
-                descriptor = _create(self.path, Record(os.getpid(), True, {}), self._mode)  # steps 4 and 5
+                descriptor = _create(path, self._make_record(slot), self._mode)  # steps 4 and 5
                 if descriptor is not None:
-                    self._descriptor = descriptor
-                    return None
+                    self.pid, self._slot_path, self.slot = os.getpid(), path, slot
+                    self._descriptor, self._file = descriptor, os.fstat(descriptor)
+                    return []
             else:
-                return found
+                return [found]
+        raise PidLockError(path, "cannot be taken: it changes faster than we can look", "find out who changes it")
+
+    def _attempt_slots(self, evicted):
+        """Take a slot, count the living ones, and give it back if they are more than my limit or one of theirs.
+
+        The directory's flock makes that one step. Without it two contenders may both give back, hence the tries.
+        """
+        guard = _flock_directory(self.path, GUARD_PATIENCE)
+        try:
+            for _ in range(UNGUARDED_TRIES if guard is None else 1):
+                living = _living_slots(self.path, self._policy)
+                if not self._has_room(living):
+                    return living  # nothing is written where there is no room
+                refused = self._attempt_slots_in_turn(evicted)
+                if refused:
+                    return refused
+                living = [found for found in _living_slots(self.path, self._policy) if found.path != self._slot_path]
+                if self._has_room(living):
+                    return []
+                self._drop()
+                if guard is None:
+                    time.sleep(LOOK_PAUSE * (1 + os.urandom(1)[0] % 16))
+            return living
+        finally:
+            if guard is not None:
+                _give_back(guard)
+
+    def _attempt_slots_in_turn(self, evicted):
+        refused = []
+        for slot in range(1, self._max_concurrent + 1):
+            held = self._attempt(slot, evicted)
+            if not held:
+                return []
+            refused += held
+        return refused
+
+    def _has_room(self, living):
+        return len(living) < min([self._max_concurrent] + [_limit_of(found.record) for found in living])
+
+    def _make_record(self, slot):
+        details = {"limit": str(self._max_concurrent)} if self._max_concurrent > 1 else {}
+        debug = {}
+        if self._details:
+            details.update(_describe_self(self._command))
+            stale_after, strategy = self._policy
+            debug = {"strategy": strategy, "stale_after": stale_after, "max_concurrent": self._max_concurrent,
+                     "slot": slot, "trace_id": self._trace_id}
+            debug = {key: str(value) for key, value in debug.items() if value is not None}
+        return Record(os.getpid(), True, details, debug)
 
     def _wait_for(self, held, started):
-        """Attempt again until the deadline: return None with the lock taken, or the last Finding."""
+        """Look again until the deadline: return [] with the lock taken, or the last Findings."""
         deadline = started + self._wait
-        tick, ended = TICK_FIRST, 0
-        while held is not None:
+        tick = TICK_FIRST
+        ended = set()  # type: set[int]
+        while held:
             now = time.monotonic()
-            if now < started + LOOK_AGAIN and not _is_certain(held):
+            if now < started + LOOK_AGAIN and not all(map(_is_certain, held)):
                 time.sleep(LOOK_PAUSE)
             elif now >= deadline:
                 return held
             else:
                 if self._on_tick:
                     self._on_tick(held)
-                if _sleep_until_end_of(held.pid if held.pid != ended else 0, min(tick, deadline - now)):
-                    ended = held.pid  # who still holds it is not that process: from here on the timer alone
+                # Who still holds it after its process has ended is not that process: then the timer alone.
+                ended |= _sleep_until_one_ends({found.pid for found in held} - ended, min(tick, deadline - now))
                 tick = min(tick * 1.5, TICK_MAX)
-            held = self._attempt()
+            held = self._look()
         return held
 
     def release(self):
@@ -251,18 +387,24 @@ class PidLock:
         """
         if self._descriptor is None or self.pid != os.getpid():
             return True
-        descriptor, self._descriptor = self._descriptor, None
+        if self._held_span is not None:
+            self._held_span.__exit__(None, None, None)
+        lost = self._drop()
+        self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._since)
+        return not lost
+
+    def _drop(self):
+        """Give the file back without a word; return None, or why it was lost."""
+        path, descriptor = self._slot_path, self._descriptor
+        self._descriptor = None
+        if not _refers_to(descriptor, self._file):
+            return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
         try:
-            ours = _remove_if_same(self.path, descriptor)
+            return None if _remove_if_same(path, descriptor) else "the file was removed or replaced"
         except OSError as error:
-            raise _explain(error, self.path, "remove it") from error
+            raise _explain(error, path, "remove it") from error
         finally:
             _give_back(descriptor)
-        if ours:
-            self._emit("released", None, self.pid, time.monotonic() - self._since)
-        else:
-            self._emit("lost", "the file was removed or replaced", self.pid, time.monotonic() - self._since)
-        return ours
 
     def __enter__(self):
         return self.acquire()
@@ -280,7 +422,10 @@ class PidLock:
 
         @functools.wraps(function)
         def locked(*args, **kwargs):
-            with PidLock(self.path, **self._options):
+            lock = PidLock.__new__(PidLock)
+            lock.__dict__.update(self.__dict__)
+            lock._reset()
+            with lock:
                 return function(*args, **kwargs)
 
         return locked
@@ -288,13 +433,13 @@ class PidLock:
     def _emit(self, event, reason, pid, seconds):
         if self._on_event:
             self._on_event({"event": event, "path": self.path, "pid": pid, "slot": self.slot, "token": self.token,
-                            "trace_id": None, "seconds": seconds, "reason": reason})
+                            "trace_id": self._trace_id, "seconds": seconds, "reason": reason})
 
 
 # ---- Steps of the lock ----
 
 
-def _examine(path, operation):
+def _examine(path, operation, policy):
     """Steps 1 to 3: open, flock with LOCK_EX or LOCK_SH, judge. Raises PidLockError for what is no pidfile."""
     descriptor, granted = _open_and_flock(path, operation)
     if descriptor is None:
@@ -305,13 +450,14 @@ def _examine(path, operation):
         body = os.pread(descriptor, BODY_MAX + 1, 0)
         record = parse_record(body)
         pid = record.pid if record else 0
-        if granted is False:
+        refused = granted is False
+        if refused and policy[1] != TIME_ONLY:
             return Finding(path, HELD, "held by PID %d" % pid if pid else "held", pid, record, body, status, True, None)
-        state, reason = judge(_gather_facts(descriptor, status, body, record, granted is True))
+        state, reason = judge(_gather_facts(descriptor, status, body, record, granted is not None), *policy)
         if state == FOREIGN:
             raise PidLockError(path, reason, "name another file, or remove this one if nobody needs it")
-        stale = state == STALE and operation == fcntl.LOCK_EX
-        return Finding(path, state, reason, pid, record, body, status, False, descriptor if stale else None)
+        stale = state == STALE and operation == fcntl.LOCK_EX and not refused
+        return Finding(path, state, reason, pid, record, body, status, refused, descriptor if stale else None)
     finally:
         if not stale:
             _give_back(descriptor)
@@ -346,6 +492,8 @@ def _open_and_flock(path, operation):
 
 def _evict(found):
     """Step 3: unlink the stale file that was judged, holding its flock; return whether it was this one."""
+    if found.refused:
+        return _break(found)
     try:
         if not _is_same_file(found.path, found.descriptor):
             return False  # another evictor was faster, and this may be a living holder's file
@@ -357,45 +505,74 @@ def _evict(found):
     except FileNotFoundError:
         return False
     except PermissionError as error:
-        owner = _user_name(found.status.st_uid)
-        what = "stale (%s), but it is %s's and cannot be removed: %s" % (found.reason, owner, error.strerror)
-        raise PidLockError(found.path, what, "remove it as that user or as root") from error
+        raise _not_ours(error, found) from error
     finally:
         _give_back(found.descriptor)
 
 
+def _not_ours(error, found):
+    owner = _user_name(found.status.st_uid)
+    what = "stale (%s), but it is %s's and cannot be removed: %s" % (found.reason, owner, error.strerror)
+    return PidLockError(found.path, what, "remove it as that user or as root")
+
+
+def _break(found):
+    """Unlink a file whose flock somebody else has, as time-only wants it; return whether it was the one judged.
+
+    With no flock of the file to be had, breakers take turns by the directory's. A release in the instant between the
+    check and the unlink is the one race that remains.
+    """
+    guard = _flock_directory(found.path, PATIENCE)
+    if guard is None:
+        raise PidLockError(found.path, "cannot be broken: its directory's flock is not to be had", "remove it by hand")
+    try:
+        now = os.lstat(found.path)
+        if not os.path.samestat(now, found.status) or now.st_mtime_ns != found.status.st_mtime_ns:
+            return False
+        os.unlink(found.path)
+        return True
+    except FileNotFoundError:
+        return False
+    except PermissionError as error:
+        raise _not_ours(error, found) from error
+    finally:
+        _give_back(guard)
+
+
 def _create(path, record, mode):
     """Step 4: publish a complete, flocked file at path; return its descriptor, or None to start over."""
-    private = os.path.join(os.path.dirname(path), PRIVATE_PREFIX + os.urandom(8).hex())
-    try:
-        descriptor = _open_new(private)
-    except FileNotFoundError:
-        _make_parents(os.path.dirname(path))
-        descriptor = _open_new(private)
-    published = False
+    private, descriptor = _open_private(path)
+    published = in_place = False
     try:
         flocked = _flock(descriptor, fcntl.LOCK_EX)
         if flocked is False:
             return None  # we were stopped for so long that a sweep is judging our private file
         _write_record(descriptor, record._replace(marked=flocked is True), mode)
-        os.link(private, path)
+        in_place = not _link(private, path)
         # The flock was taken before the name appeared, so nobody can have judged the file stale meanwhile.
-        if not _is_same_file(path, descriptor):
-            return None
-        os.unlink(private)
-        published = True
-        return descriptor
+        if not in_place and _is_same_file(path, descriptor):
+            os.unlink(private)
+            published = True
+            return descriptor
     except (FileExistsError, FileNotFoundError):
-        return None  # the path was taken; or a sweep took our private name for a left-over
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
+        pass  # the path was taken; or a sweep took our private name for a left-over
     finally:
         if not published:
             _discard(path, descriptor)
             _discard(private, descriptor)
             _give_back(descriptor)
-    return _create_in_place(path, record, mode)
+    return _create_in_place(path, record, mode) if in_place else None
+
+
+def _link(private, path):
+    """Return whether the filesystem has hard links."""
+    try:
+        os.link(private, path)
+        return True
+    except OSError as error:
+        if error.errno in NO_LINKS:
+            return False
+        raise
 
 
 def _create_in_place(path, record, mode):
@@ -407,13 +584,9 @@ def _create_in_place(path, record, mode):
     published = False
     flocked = False
     try:
-        deadline = time.monotonic() + IN_PLACE_PATIENCE
-        while flocked is False:  # an evictor or prober may have the flock of our empty file for a moment
-            flocked = _flock(descriptor, fcntl.LOCK_EX)
-            if flocked is False and time.monotonic() > deadline:
-                raise PidLockError(path, "another process keeps the flock of this new file", "stop that process")
-            if flocked is False:
-                time.sleep(LOOK_PAUSE)
+        flocked = _flock_patiently(descriptor, PATIENCE)  # an evictor or prober may have our empty file for a moment
+        if flocked is False:
+            raise PidLockError(path, "another process keeps the flock of this new file", "stop that process")
         if not _is_same_file(path, descriptor):
             return None
         _write_record(descriptor, record._replace(marked=flocked is True), mode)
@@ -426,8 +599,23 @@ def _create_in_place(path, record, mode):
             _give_back(descriptor)
 
 
+def _open_private(path):
+    """Create a file under a name of our own in path's directory, made if missing; return (its path, descriptor)."""
+    private = os.path.join(os.path.dirname(path), PRIVATE_PREFIX + os.urandom(8).hex())
+    try:
+        return private, _open_new(private)
+    except FileNotFoundError:
+        _make_parents(os.path.dirname(path))
+        return private, _open_new(private)
+
+
 def _open_new(path):
-    return _move_fd_up(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        return _move_fd_up(descriptor)
+    except OSError:
+        os.unlink(path)  # the table of descriptors is full
+        raise
 
 
 def _write_record(descriptor, record, mode):
@@ -441,13 +629,15 @@ def _write_record(descriptor, record, mode):
 
 
 def _make_parents(directory):
-    try:
-        os.mkdir(directory, 0o755)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        _make_parents(os.path.dirname(directory))
-        os.mkdir(directory, 0o755)
+    missing = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, 0o755)
+        except FileExistsError:
+            pass  # another contender's, or a dangling link, which the next step finds
 
 
 def _flock(descriptor, operation):
@@ -461,6 +651,31 @@ def _flock(descriptor, operation):
         if error.errno in NO_FLOCK:
             return None
         raise
+
+
+def _flock_patiently(descriptor, patience):
+    """flock exclusively what others hold for an instant only; return as _flock does, False after so many seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        granted = _flock(descriptor, fcntl.LOCK_EX)
+        if granted is not False or time.monotonic() > deadline:
+            return granted
+        time.sleep(LOOK_PAUSE)
+
+
+def _flock_directory(path, patience):
+    """Return a descriptor that has the flock of path's directory, None where that is not to be had in time."""
+    try:
+        descriptor = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None  # not there yet, or not readable
+    try:
+        if _flock_patiently(descriptor, patience):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _give_back(descriptor):
@@ -497,6 +712,13 @@ def _is_same_file(path, descriptor):
         return False
 
 
+def _refers_to(descriptor, status):
+    try:
+        return os.path.samestat(os.fstat(descriptor), status)
+    except OSError:
+        return False  # EBADF
+
+
 def _remove_if_same(path, descriptor):
     """Unlink path if it names the file of this descriptor, whose flock we hold; return whether it did."""
     if not _is_same_file(path, descriptor):
@@ -519,50 +741,78 @@ def _discard(path, descriptor):
 # ---- The judge ----
 
 
-def judge(facts):
+def judge(facts, stale_after=None, strategy=PID_FIRST):
     """Decide by the rules of design section 3 about a file that nobody has the flock of; the first that fits.
 
-    Pure: Facts in, (state, reason) out. Rule 1 has been applied where the file was opened; rules 4, 5 and 7
-    over recorded facts come with the details.
+    Pure: Facts in, (state, reason) out. stale_after: seconds or None. Rule 1 has been applied where the file was
+    opened.
     """
-    record = facts.record
-    if record is None:  # rule 2
+    if facts.record is None:  # rule 2
         damaged = facts.size <= DAMAGED_MAX or (facts.nuls and facts.size <= NULS_MAX)
-        if facts.links != 1 or facts.executable or not damaged:
+        if facts.links > 1 or facts.executable or not damaged:  # no link: another evictor was faster
             return FOREIGN, "is somebody's file, not a pidfile"
         if -WRITING <= facts.age < WRITING:
             return HELD, "held by a program that is still writing its PID, it seems"
         return STALE, "there is no PID in it"
     if facts.size > BODY_MAX:
         return FOREIGN, "is too long for a pidfile"
+    old = stale_after is not None and facts.lasted > stale_after
+    if strategy == TIME_ONLY:
+        pid = facts.record.pid
+        return (STALE, "PID %d, alive or not, has had it for too long" % pid) if old else (HELD, "held by PID %d" % pid)
+    state, reason = _judge_holder(facts)
+    if state == INCONCLUSIVE and strategy == PID_FIRST and old:
+        state, reason = STALE, "%s, but for too long" % reason
+    if state == STALE and not facts.flock:
+        reason += " (without flock on this filesystem, taking over cannot be exact)"
+    return state, reason
+
+
+def _judge_holder(facts):
+    record, pid = facts.record, facts.record.pid
     if record.marked and not facts.flock:
-        return INCONCLUSIVE, "held by PID %d, it seems; this filesystem has no flock to tell by" % record.pid
+        return INCONCLUSIVE, "held by PID %d, it seems; this filesystem has no flock to tell by" % pid
     if record.marked and facts.filesystem == "local":  # rule 3
-        return STALE, "PID %d is no longer behind it" % record.pid
-    if facts.filesystem == "network":  # rule 4
-        return INCONCLUSIVE, "held by PID %d, perhaps on another host: this is a network filesystem" % record.pid
+        return STALE, "PID %d is no longer behind it" % pid
+    if facts.host is False:  # rule 4
+        return INCONCLUSIVE, "held by PID %d of host %s, it seems" % (pid, record.details.get("host"))
+    if facts.filesystem == "network" and facts.host is None:
+        return INCONCLUSIVE, "held by PID %d, perhaps on another host: this is a network filesystem" % pid
+    if facts.pidns is False or facts.timens is False:
+        return INCONCLUSIVE, "held by PID %d of another PID or time namespace, it seems" % pid
+    if facts.boot is False:  # rule 5
+        return STALE, "PID %d was before the last boot" % pid
     if facts.process == "none":  # rule 6
-        return STALE, "PID %d does not exist" % record.pid
+        return STALE, "PID %d does not exist" % pid
     if facts.process == "ours" and facts.flock:
-        return STALE, "PID %d is ours, so its writer is gone" % record.pid
+        return STALE, "PID %d is ours, so its writer is gone" % pid
     if facts.process == "zombie":
-        return STALE, "PID %d has ended" % record.pid
+        return STALE, "PID %d has ended" % pid
     if facts.process == "thread":
-        return STALE, "PID %d is a thread of another process" % record.pid
-    return HELD, "held by PID %d" % record.pid  # rule 8
+        return STALE, "PID %d is a thread of another process" % pid
+    if facts.start is False:  # rule 7
+        return STALE, "PID %d was given to another process since" % pid
+    return HELD, "held by PID %d" % pid  # rule 8
 
 
 def _gather_facts(descriptor, status, body, record, flock):
+    recorded = record.details if record else {}
+    here = {"host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time")}
+    if "start" in recorded:
+        here["start"] = _start_of(record.pid, recorded["start"])
+    filesystem = _filesystem_type(descriptor)
     return Facts(
         record=record,
         size=status.st_size,
         links=status.st_nlink,
-        executable=bool(status.st_mode & 0o111),
+        executable=bool(status.st_mode & 0o111) and filesystem not in MODELESS_FILESYSTEMS,
         nuls=not body.strip(b"\0"),
-        age=_age(status),
+        age=time.time() - status.st_mtime,
         flock=flock,
-        filesystem=_filesystem_of(descriptor),
+        filesystem=_filesystem_class(filesystem),
         process=_process_state(record.pid) if record else "none",
+        lasted=time.time() - _since(record, status),
+        **{key: recorded[key] == here[key] if recorded.get(key) and here.get(key) else None for key in AGREEMENTS}
     )
 
 
@@ -570,36 +820,187 @@ def _gather_facts(descriptor, status, body, record, flock):
 
 
 def encode_record(record):
-    """Return the bytes of a pidfile: the PID, and the mark if the record has it."""
-    return b"%d\n%s" % (record.pid, MARK if record.marked else b"")
+    """Return the bytes of a pidfile: the PID, the mark if the record has it, and its details."""
+    lines = ["%s=%s" % (key, _escape(value)) for key, value in record.details.items()]
+    if record.debug:
+        lines.append("# debug")
+        lines += ["%s=%s" % (key, _escape(value)) for key, value in record.debug.items()]
+    text = "".join(line + "\n" for line in lines)
+    return b"%d\n%s%s" % (record.pid, MARK if record.marked else b"", text.encode("utf-8"))
 
 
 def parse_record(body):
-    """Return the Record in these bytes, or None when they begin with no PID."""
-    first = body[3:] if body.startswith(b"\xef\xbb\xbf") else body
-    digits = first.split(b"\n", 1)[0].rstrip(b"\0").strip(b" \t\r")
+    """Return the Record in these bytes, or None when there is no PID: neither as first line nor as `pid=`."""
+    first, _, rest = (body[3:] if body.startswith(b"\xef\xbb\xbf") else body).partition(b"\n")
+    digits = first.rstrip(b"\0").strip(b" \t\r")
+    pid = _parse_pid(digits)
+    if pid:
+        details, debug = _parse_details(rest)
+        return Record(pid, body.startswith(digits + b"\n" + MARK), details, debug)
+    details, debug = _parse_details(body)  # another tool's marker
+    pid = _parse_pid(details.get("pid", "").encode("ascii", "replace"))
+    if len(details.get("start", "")) > 9:
+        del details["start"]  # no ticks since boot, but a time of day: nothing to compare with ours
+    return Record(pid, False, details, debug) if pid else None
+
+
+def _parse_pid(digits):
     significant = digits.lstrip(b"0")
-    if not digits.isdigit() or not 1 <= len(significant) <= 10 or int(significant) > PID_MAX:  # ASCII only, for bytes
-        return None
-    return Record(int(significant), body.startswith(digits + b"\n" + MARK), {})
+    if not digits.isdigit() or not 1 <= len(significant) <= 10 or int(significant) > PID_MAX:  # bytes: ASCII only
+        return 0
+    return int(significant)
 
 
-def _age(status):
-    return time.time() - status.st_mtime
+def _parse_details(body):
+    """Return the key=value lines of these bytes as (details, debug)."""
+    details = {}  # type: dict[str, str]
+    debug = {}  # type: dict[str, str]
+    target = details
+    for line in body[:BODY_MAX].decode("utf-8", "surrogateescape").split("\n"):
+        key, equals, value = line.rstrip("\r").partition("=")
+        if line == "# debug":
+            target = debug
+        elif equals and key.isidentifier():
+            target[key] = _unescape(value)
+    return details, debug
 
 
-def _filesystem_of(descriptor):
-    """Return "local", "network" or "other"; local also where no mountinfo lists it (no /proc, a chroot)."""
+def _escape(value):
+    """Keep a value in its line: a backslash, and what does not print, as escapes that _unescape reverts."""
+    return "".join(char if char.isprintable() and char != "\\" else _escape_char(char) for char in value)
+
+
+def _escape_char(char):
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _unescape(value):
+    import re
+
+    escapes = r"\\(?:[\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4})"
+    return re.sub(escapes, lambda match: match.group().encode("ascii").decode("unicode_escape"), value)
+
+
+def _limit_of(record):
+    """Return how many holders this one allows beside it, itself included."""
+    limit = record.details.get("limit", "1") if record else "1"
+    return int(limit) if limit.isdigit() and len(limit) < 10 and int(limit) > 0 else 1
+
+
+def _describe_self(command):
+    """Return the details of this process: who, where, since when and why."""
+    import shlex
+
+    pid = os.getpid()
+    start = _start_of(pid, None)
+    details = {
+        "host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time"),
+        "pid_start": _start_time(start), "start": start, "acquired": _format_time(time.time()),
+        "command": " ".join(map(shlex.quote, command)),
+    }
+    return {key: value for key, value in details.items() if value}
+
+
+AGREEMENTS = ("host", "boot", "pidns", "timens", "start")
+
+
+def _boot():
     try:
-        mounts = _read("/proc/self/mountinfo").splitlines()
+        return _read("/proc/sys/kernel/random/boot_id").strip()  # random(4): one for each boot
     except OSError:
-        return "local"
+        return None
+
+
+def _namespace(kind):
+    try:
+        return os.readlink("/proc/self/ns/" + kind)  # namespaces(7)
+    except OSError:
+        return None
+
+
+def _start_of(pid, like):
+    """Return when pid started, to compare: ticks since boot from /proc, else what ps says; None where neither does.
+
+    like: what it is to be compared with, if anything; ticks and ps's words do not compare.
+    """
+    fields = _stat_fields(pid)
+    if fields and (like is None or like.isdigit()):
+        return fields[19]  # starttime, proc(5)
+    if fields or (like is not None and like.isdigit()):
+        return None
+    import subprocess
+
+    try:
+        answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC0"})
+    except OSError:
+        return None
+    return " ".join(answer.stdout.decode("ascii", "replace").split()) or None
+
+
+def _start_time(start):
+    """Return the ticks of _start_of as a time for people."""
+    boot = _field_of("/proc/stat", "btime")
+    if not start or not start.isdigit() or not boot:
+        return None
+    return _format_time(int(boot[0]) + int(start) / os.sysconf("SC_CLK_TCK"))
+
+
+def _format_time(seconds):
+    """Return seconds since the epoch as RFC 3339 has it, to the millisecond."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + ".%03dZ" % (seconds % 1 * 1000)
+
+
+def _parse_time(text):
+    """Return the seconds since the epoch of an RFC 3339 time, None where it is none."""
+    import calendar
+    import re
+
+    zone = r"(?:[Zz]|([+-])(\d\d):(\d\d))"
+    match = re.match(r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?" + zone + "$", text, re.ASCII)
+    if not match:
+        return None
+    try:
+        seconds = calendar.timegm(tuple(map(int, match.groups()[:6]))) + float(match.group(7) or 0)
+    except ValueError:
+        return None  # of a 13th month
+    sign, hours, minutes = match.groups()[7:]
+    return seconds - (int(sign + "1") * (int(hours) * 3600 + int(minutes) * 60) if sign else 0)
+
+
+def _since(record, status):
+    """Return when the lock was taken: the recorded time, else the mtime; in seconds since the epoch."""
+    recorded = _parse_time(record.details.get("acquired", "")) if record else None
+    return status.st_mtime if recorded is None else recorded
+
+
+def _lasted(found):
+    return time.time() - _since(found.record, found.status)
+
+
+def _trace_of_environment():
+    """Return the trace ID in TRACEPARENT (W3C Trace Context, 3.2), None where there is none."""
+    fields = os.environ.get("TRACEPARENT", "").split("-")
+    return fields[1] if len(fields) >= 4 and len(fields[1]) == 32 and fields[1].isalnum() else None
+
+
+def _filesystem_type(descriptor):
+    """Return its type as mountinfo has it, None where there is no mountinfo, "" where that does not list it."""
+    try:
+        mounts = _read("/proc/self/mountinfo").split("\n")
+    except OSError:
+        return None
     mount_id = _field_of("/proc/self/fdinfo/%d" % descriptor, "mnt_id:")
     for mount in mounts:  # proc(5): ID parent dev root mountpoint options [optional ...] - type source options
         if mount.split(" ", 1)[:1] == mount_id:
-            kind = mount.split(" - ", 1)[1].split(" ", 1)[0]
-            return "local" if kind in LOCAL_FILESYSTEMS else "network" if kind in NETWORK_FILESYSTEMS else "other"
-    return "local"
+            return mount.partition(" - ")[2].split(" ", 1)[0]
+    return ""  # in a chroot the root's own mount may not be listed
+
+
+def _filesystem_class(name):
+    if name is None or name in LOCAL_FILESYSTEMS:
+        return "local"
+    return "network" if name in NETWORK_FILESYSTEMS else "other"
 
 
 def _process_state(pid):
@@ -635,14 +1036,14 @@ def _stat_fields(pid):
 def _field_of(path, name):
     """Return the words behind `name` in the first such line, None where there is none to read."""
     try:
-        lines = _read(path).splitlines()
+        lines = _read(path).split("\n")
     except OSError:
         return None
     return next((line[len(name):].split() for line in lines if line.startswith(name)), None)
 
 
 def _read(path):
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return file.read()
 
 
@@ -658,26 +1059,46 @@ def active_pid(path):
     return status.pid, status.state in (HELD, UNKNOWN)
 
 
-def inspect(path):
-    """Return the Status of path, without taking or changing anything.
+def inspect(path, stale_after=None, stale_strategy=PID_FIRST):
+    """Return the Status of path, without taking or changing anything. The options are PidLock's.
 
     Raises PidLockError when the path is no pidfile or cannot be read.
     """
-    path = os.path.abspath(os.fsdecode(path))
     deadline = time.monotonic() + LOOK_AGAIN
     try:
-        found = _examine(path, fcntl.LOCK_SH)
+        path = _absolute(_checked_path(path))
+        found = _examine(path, fcntl.LOCK_SH, (stale_after, stale_strategy))
         while time.monotonic() < deadline and not _is_certain(found):
             time.sleep(LOOK_PAUSE)
-            found = _examine(path, fcntl.LOCK_SH)
+            found = _examine(path, fcntl.LOCK_SH, (stale_after, stale_strategy))
     except OSError as error:
         raise _explain(error, path, "look at it") from error
-    if found.state == FREE:
-        return Status(path, FREE, 0, found.reason, None, None)
-    if found.state == STALE:
-        return Status(path, STALE, found.pid, found.reason, _age(found.status), None)
-    holder = _find_holder(found)
-    return Status(path, HELD if found.state == HELD else UNKNOWN, found.pid, holder.reason, _age(found.status), holder)
+    record = found.record or Record(0, False, {}, {})
+    if found.state in (FREE, STALE):
+        holder = _holder(found.reason, "the next run takes it over" if found.state == STALE else None)
+    else:
+        holder = _find_holder(found)
+    since = None if found.state == FREE else _since(found.record, found.status)
+    return Status(
+        path=path,
+        state=UNKNOWN if found.state == INCONCLUSIVE else found.state,
+        pid=found.pid,
+        slot=_slot_of(path) if _limit_of(record) > 1 else 1,
+        since=since,
+        seconds=None if since is None else time.time() - since,
+        host=record.details.get("host"),
+        trace_id=record.debug.get("trace_id"),
+        **dict(holder._asdict(), command=record.details.get("command") or holder.command)
+    )
+
+
+def _refuse(path, held):
+    """Return the LockHeld for these Findings."""
+    holders = [_find_holder(found) for found in held]
+    if len(held) == 1:
+        return LockHeld(path, held[0].pid, holders[0].reason, holders[0].advice)
+    reasons = ["%s %s" % (os.path.basename(found.path), holder.reason) for found, holder in zip(held, holders)]
+    return LockHeld(path, held[0].pid, "as many as may hold it do: " + ", ".join(reasons), "wait for one or stop it")
 
 
 def _is_certain(found):
@@ -687,26 +1108,29 @@ def _is_certain(found):
 
 def _find_holder(found):
     """Return the Holder for a Finding that says held or inconclusive."""
-    since = _duration(_age(found.status))
+    since = _duration(_lasted(found))
     if found.state == INCONCLUSIVE:
-        return Holder(found.reason, "if it is gone: rm %s" % found.path, None, False, ())
+        return _holder(found.reason, "if it is gone: rm %s" % found.path)
     if not found.refused and not found.pid:
-        return Holder(found.reason, "try again in %g s" % WRITING, None, False, ())
-    name, stopped = _command_of(found.pid), _stat_fields(found.pid)[:1] == ["T"]
+        return _holder(found.reason, "try again in %g s" % WRITING)
+    name, stopped = _name_of(_command_pid(found.pid)), _is_stopped(found.pid)
     if not found.refused:
         reason = "held by PID %s for %s, says a file that pidlock did not write" % (_named(found.pid, name), since)
-        return Holder(reason, "wait for it or stop it; if it is a stranger: rm %s" % found.path, name, stopped, ())
-    takers = dict(_flockers(found.status, [found.pid]))
-    if not takers and (_process_state(found.pid) in ("none", "zombie") or os.geteuid() == 0):
-        takers = dict(_flockers(found.status, _all_pids()))
+        return _holder(reason, "wait for it or stop it; if it is a stranger: rm %s" % found.path, name, stopped)
+    takers = dict(_flockers(found.status, [found.pid])) or dict(_flockers(found.status, _all_pids()))
     if takers and found.pid not in takers:
         return _find_odd_holder(found, takers, since)
-    if not takers and (not found.pid or _process_state(found.pid) == "none"):
-        reason = "held for %s, but PID %d is not to be seen: in another PID namespace, or its command outlives it"
-        return Holder(reason % (since, found.pid), "wait for it, or look as root", None, False, ())
+    if not takers and (_process_state(found.pid) == "none" or os.access("/proc/%d/fd" % found.pid, os.R_OK)):
+        recorded = "PID %d does not have it" % found.pid if found.pid else "its PID is not legible"
+        reason = "held for %s, but %s; who does is not to be seen from here" % (since, recorded)
+        return _holder(reason, "wait for it, or look as root, outside this PID namespace")
     reason = "held by PID %s%s for %s" % (_named(found.pid, name), ", which is stopped," if stopped else "", since)
     advice = "continue it (kill -CONT %d) or stop it" % found.pid if stopped else "wait for it or stop it"
-    return Holder(reason, advice, name, stopped, tuple(sorted(takers)))
+    return _holder(reason, advice, name, stopped, pids=tuple(sorted(takers)))
+
+
+def _holder(reason, advice, command=None, stopped=False, elsewhere=False, orphaned=False, pids=()):
+    return Holder(reason, advice, command, stopped, elsewhere, orphaned, pids)
 
 
 def _find_odd_holder(found, takers, since):
@@ -715,14 +1139,58 @@ def _find_odd_holder(found, takers, since):
     names = ", ".join("PID " + _named(pid, _name_of(pid)) for pid in pids)
     here = [pid for pid in pids if (_field_of("/proc/%d/status" % pid, "NSpid:") or [])[1:][-1:] == [str(found.pid)]]
     if here:
-        name = _command_of(here[0])
-        reason = "held for %s by PID %d of another PID namespace, here " % (since, found.pid) + _named(here[0], name)
-        return Holder(reason, "wait for it or stop it", name, _stat_fields(here[0])[:1] == ["T"], pids)
+        name = _name_of(_command_pid(here[0]))
+        reason = "held by PID %d of another PID namespace, here %s, for %s" % (found.pid, _named(here[0], name), since)
+        return _holder(reason, "wait for it or stop it", name, _is_stopped(here[0]), elsewhere=True, pids=pids)
     if found.pid and any(taker in (0, found.pid) for taker in takers.values()):  # a dead taker may read as 0
         reason = "held for %s: its holder, PID %d, was killed, but its command lives on: %s" % (since, found.pid, names)
-        return Holder(reason, "wait for it or stop it", _name_of(pids[0]), False, pids)
+        return _holder(reason, "wait for it or stop it", _name_of(pids[0]), orphaned=True, pids=pids)
     reason = "busy: %s has its flock without being its holder" % names
-    return Holder(reason, "stop that, and use --mode 0600 where such readers matter", None, False, pids)
+    return _holder(reason, "wait for it or stop it; --mode 0600 keeps others from that", pids=pids)
+
+
+def signal_holder(path, signum):
+    """Send a signal to the holder of path, or with KILL and STOP to its command; return False if nobody holds it.
+
+    Only where the kernel says that the recorded process itself took the flock of this very file. Raises PidLockError
+    where it does not.
+    """
+    pidfd = None
+    try:
+        path = _absolute(_checked_path(path))
+        found = _examine(path, fcntl.LOCK_SH, (None, PID_FIRST))
+        if found.state in (FREE, STALE):
+            return False
+        if found.pid and hasattr(signal, "pidfd_send_signal"):
+            pidfd = _open_pidfd(found.pid)  # before the question, so that the answer holds for whom we signal
+        if (found.pid, found.pid) not in _flockers(found.status, [found.pid]):
+            reason = "not signalled: PID %d has not this file open and locked, as far as this user may see" % found.pid
+            raise PidLockError(path, reason, "see who it is, then signal that by hand")
+        if signum in (signal.SIGKILL, signal.SIGSTOP):
+            _signal_command(path, found.pid, signum)
+        elif pidfd is not None:
+            signal.pidfd_send_signal(pidfd, signum)
+        else:
+            os.kill(found.pid, signum)
+    except ProcessLookupError:
+        return False
+    except OSError as error:
+        raise _explain(error, path, "signal its holder") from error
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    return True
+
+
+def _signal_command(path, holder, signum):
+    """Send KILL or STOP to the holder's command, with its group if it leads one: no job is left without its lock."""
+    command = _command_pid(holder)
+    if command is None:
+        raise PidLockError(path, "not signalled: PID %d has no command at this moment" % holder, "try again")
+    if os.getpgid(command) == command != holder:
+        os.killpg(command, signum)
+    else:
+        os.kill(command, signum)
 
 
 def _flockers(status, pids):
@@ -752,21 +1220,28 @@ def _all_pids():
         return []
 
 
-def _command_of(pid):
-    """Return the name of what runs under the lock: the holder's child where the holder is a pidlock, else its own."""
+def _command_pid(pid):
+    """Return the PID of what runs under the lock: the holder's child where the holder is a pidlock, else its own.
+
+    None where it is a pidlock that has no child.
+    """
     try:
         words = _read("/proc/%d/cmdline" % pid).split("\0")[:4]  # an interpreter and its options come before the script
         if any(os.path.basename(word) in ("pidlock", "pidlock.py") for word in words):
             children = _read("/proc/%d/task/%d/children" % (pid, pid)).split()
-            return _name_of(int(children[0])) if children else None
+            return int(children[0]) if children else None
     except OSError:
-        return None
-    return _name_of(pid)
+        pass
+    return pid
+
+
+def _is_stopped(pid):
+    return _stat_fields(pid)[:1] == ["T"]
 
 
 def _name_of(pid):
     try:
-        return _read("/proc/%d/comm" % pid).rstrip("\n")
+        return _printable(_read("/proc/%d/comm" % pid).rstrip("\n")) if pid else None
     except OSError:
         return None
 
@@ -795,6 +1270,21 @@ def _duration(seconds):
             rest = seconds % size // lesser_size
             return "%d%s%s" % (seconds // size, unit, "%d%s" % (rest, lesser) if rest else "")
     return "%ds" % seconds
+
+
+def _checked_path(path):
+    """Return path as str. Raises ValueError for no file's name, PidLockError for a directory's."""
+    path = os.fsdecode(path)
+    if not path or "\0" in path:
+        raise ValueError("path: %r names no file" % path)
+    if os.path.basename(path) in ("", ".", ".."):
+        raise PidLockError(path, "names a directory", "name a file in it")
+    return path
+
+
+def _absolute(path):
+    """Return path made absolute, but not normalised: `link/..` is not `.`."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def _printable(text):
@@ -848,26 +1338,218 @@ def _kind_of(status):
 # ---- Waiting ----
 
 
-def _sleep_until_end_of(pid, seconds):
-    """Sleep; return True early when process pid ends, False after the time is up. pid 0: only the time.
+def _sleep_until_one_ends(pids, seconds):
+    """Sleep; return early when one of these processes ends, with the set of those; else, after the time, an empty one.
 
     A pidfd (pidfd_open(2), Linux 5.3) is readable once its process has ended and its files are closed. What it
     cannot tell is a release by a process that lives on, hence the caller's short times.
     """
-    if pid and pid != os.getpid() and hasattr(os, "pidfd_open"):
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            pass  # ESRCH: not in this namespace any more; else no pidfd is to be had
-        else:
+    pidfds = {}
+    try:
+        for pid in pids - {0, os.getpid()}:
+            pidfd = _open_pidfd(pid)
+            if pidfd is not None:
+                pidfds[pidfd] = pid
+        poller = select.poll()
+        for pidfd in pidfds:
+            poller.register(pidfd, select.POLLIN)
+        return {pidfds[pidfd] for pidfd, _ in poller.poll(max(1, int(seconds * 1000)))}
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+def _open_pidfd(pid):
+    """Return a pidfd, None where it has ended (or is not in this namespace) or none is to be had."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except OSError:
+        return None
+
+
+# ---- Slots, fencing tokens, sweeping ----
+
+
+def _slot_path(path, slot):
+    return path if slot == 1 else "%s.%d" % (path, slot)
+
+
+def _slot_of(path):
+    """Return the slot that a path's name tells: k for FILE.k, else 1."""
+    digits = path.rpartition(".")[2]
+    return int(digits) if digits.isdigit() and digits[0] != "0" and len(digits) < 10 and int(digits) > 1 else 1
+
+
+def _living_slots(path, policy):
+    """Return the Findings of all of a semaphore's files that are held, whatever limit they were taken under."""
+    directory, base = os.path.split(path)
+    try:
+        names = set(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    slots = sorted(slot for slot in set(map(_slot_of, names)) if _slot_path(base, slot) in names)
+    findings = (_examine(_slot_path(path, slot), fcntl.LOCK_SH, policy) for slot in slots)
+    return [found for found in findings if found.state in (HELD, INCONCLUSIVE)]
+
+
+def _next_token(path):
+    """Bump the counter at path, on disk before it is returned; a missing one starts at the clock's microseconds.
+
+    The counter is 20 digits and a newline, always the same width, and written in one pwrite: a truncate or a rename
+    would lose or repeat tokens in a crash. Raises PidLockError rather than start again.
+    """
+    try:
+        while True:
+            descriptor = _open_counter(path)
             try:
-                poller = select.poll()
-                poller.register(pidfd, select.POLLIN)
-                return bool(poller.poll(max(1, int(seconds * 1000))))
+                if not _flock_patiently(descriptor, PATIENCE):
+                    raise PidLockError(path, "the counter's flock is not to be had", "find out who keeps it (fuser)")
+                body = os.pread(descriptor, 64, 0)
+                if len(body) != 21 or not body[:20].isdigit() or body[20:] != b"\n":
+                    raise PidLockError(path, "is no fencing counter", "name another file; if it is damaged, remove it")
+                token = int(body) + 1
+                _write_whole(descriptor, b"%020d\n" % token)
+                os.fsync(descriptor)
+                if _is_same_file(path, descriptor):
+                    return token
             finally:
-                os.close(pidfd)
-    time.sleep(seconds)
+                _give_back(descriptor)
+    except OSError as error:
+        raise _explain(error, path, "bump the counter") from error
+
+
+def _open_counter(path):
+    """Open the counter; a missing one appears complete by link(2), with its directory entry on disk."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _explain_open(error, path) from error
+    private, descriptor = _open_private(path)
+    try:
+        _flock(descriptor, fcntl.LOCK_EX)
+        _write_whole(descriptor, b"%020d\n" % int(time.time() * 1000000))
+        os.fsync(descriptor)
+        try:
+            os.link(private, path)
+        except FileExistsError:
+            pass  # somebody else's is as good
+    finally:
+        _discard(private, descriptor)
+        _give_back(descriptor)
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return os.open(path, flags)
+
+
+def _write_whole(descriptor, body):
+    if os.pwrite(descriptor, body, 0) != len(body):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sweep(directory):
+    """Remove the stale marked pidfiles and private left-overs in a directory; return the paths, sorted.
+
+    Never a file that carries no mark, a living one, or a private one younger than 2 s. Raises PidLockError when the
+    directory cannot be read or, after all the others, when a file in it cannot be removed.
+    """
+    swept, failures = _sweep_all(directory, dry_run=False)
+    if failures:
+        raise failures[0]
+    return swept
+
+
+def _sweep_all(directory, dry_run):
+    """Sweep as far as it goes; return (paths, the PidLockErrors of files that could not be)."""
+    directory = os.fsdecode(directory)
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise _explain(error, directory, "sweep it") from error
+    swept, failures = [], []
+    for path in (os.path.join(directory, name) for name in names):
+        try:
+            if _sweep_file(path, dry_run):
+                swept.append(path)
+        except PidLockError as error:
+            failures.append(error)
+        except OSError as error:
+            failures.append(_explain(error, path, "sweep it"))
+    return swept, failures
+
+
+def _sweep_file(path, dry_run):
+    """Remove one left-over under its flock; return whether it was one."""
+    operation = fcntl.LOCK_SH if dry_run else fcntl.LOCK_EX
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+    except FileNotFoundError:
+        return False
+    if _is_private(os.path.basename(path)):
+        return _sweep_private(path, operation)
+    if not _has_mark(path):  # reads before it flocks: most files are somebody else's
+        return False
+    found = _examine(path, operation, (None, PID_FIRST))
+    if found.state == STALE and found.record and found.record.marked:
+        return dry_run or _evict(found)
+    if found.descriptor is not None:
+        _give_back(found.descriptor)
     return False
+
+
+def _sweep_private(path, operation):
+    """Remove a private file that nobody has the flock of: its maker takes that at once, and keeps it."""
+    descriptor, granted = _open_and_flock(path, operation)
+    if descriptor is None:
+        return False
+    try:
+        young = -WRITING <= time.time() - os.fstat(descriptor).st_mtime < WRITING
+        if granted is False or young:
+            return False
+        return operation == fcntl.LOCK_SH or _remove_if_same(path, descriptor)
+    finally:
+        _give_back(descriptor)
+
+
+def _is_private(name):
+    digits = name[len(PRIVATE_PREFIX):]
+    return name.startswith(PRIVATE_PREFIX) and len(digits) == 16 and set(digits) <= set("0123456789abcdef")
+
+
+def _has_mark(path):
+    try:
+        with open(path, "rb") as file:
+            record = parse_record(file.read(DAMAGED_MAX))
+    except (FileNotFoundError, PermissionError):
+        return False
+    return record is not None and record.marked
+
+
+class LockDir:
+    """A directory of locks: `LockDir("/run/locks", wait=10).lock("backup")` is a PidLock on /run/locks/backup.lock.
+
+    defaults and overrides are PidLock's arguments; an override wins. Raises ValueError for a name that leaves the
+    directory.
+    """
+
+    def __init__(self, directory, **defaults):
+        self.directory = os.fsdecode(directory)
+        self._defaults = defaults
+
+    def lock(self, name, **overrides):
+        if not name or "/" in name or "\0" in name or name in (".", ".."):
+            raise ValueError("name: %r is no name within the directory" % (name,))
+        return PidLock(os.path.join(self.directory, name + ".lock"), **dict(self._defaults, **overrides))
+
+    def sweep(self):
+        """Sweep the directory; see pidlock.sweep."""
+        return sweep(self.directory)
 
 
 # ---- The command ----
@@ -887,38 +1569,53 @@ class _Interrupted(Exception):
         self.from_terminal = from_terminal
 
 
-def _run_command(lock, argv, mask, signals, close):
+def _run_command(lock, argv, mask, signals, close, group):
     """Run argv under the acquired lock; return (wait status, whether the terminal's Ctrl-C came).
 
     mask: the signal mask for the command. signals: those to take and pass on, all blocked. close: keep the lock's
-    descriptor from the command.
+    descriptor from the command. group: run it in a process group of its own, in the foreground if we are.
     """
     environment = _original_environment()
     environment.pop("PIDLOCK_TOKEN", None)  # an outer pidlock's, of another lock
-    environment.update(PIDLOCK_PIDFILE=lock.path, PIDLOCK_PID=str(lock.pid), PIDLOCK_SLOT=str(lock.slot))
+    environment.update(PIDLOCK_PIDFILE=lock._slot_path, PIDLOCK_PID=str(lock.pid), PIDLOCK_SLOT=str(lock.slot))
+    if lock.token is not None:
+        environment["PIDLOCK_TOKEN"] = str(lock.token)
+    ours = os.getpgrp()
     child = os.fork()
     if child == 0:
-        _become_command(argv, environment, mask, None if close else lock._descriptor)
+        _become_command(argv, environment, mask, None if close else lock._descriptor, ours if group else None)
+    if group:
+        _make_group(child, ours)  # here and in the child: whoever comes first
     interrupted = False
     before_fork = True  # what was pending at the fork has not reached the child, whoever sent it
+    fresh_until = time.monotonic() + FRESHEN_EVERY
     while True:
-        info = _next_signal(signals | {signal.SIGCHLD}, 0 if before_fork else FRESHEN_EVERY)
+        patience = 0 if before_fork else max(0, fresh_until - time.monotonic())
+        info = _next_signal(signals | {signal.SIGCHLD}, patience)
         if info is None and before_fork:
             before_fork = False
         elif info is None:
             _freshen(lock._descriptor)
+            fresh_until = time.monotonic() + FRESHEN_EVERY
         elif info.si_signo == signal.SIGCHLD:
             status = _reap(child)
             if status is not None and os.WIFSTOPPED(status):
-                _stop_as(os.WSTOPSIG(status))
+                _stop_as(os.WSTOPSIG(status), child)
             elif status is not None:
+                if group and _move_foreground(child, ours) and _died_of(status, signal.SIGINT):
+                    interrupted = True
+                    os.killpg(ours, signal.SIGINT)  # the terminal's Ctrl-C, which but for --group all of us had got
                 return status, interrupted
         else:
             interrupted = interrupted or _is_ctrl_c(info)
-            _pass_on(info, child, before_fork)
+            try:
+                _pass_on(info, child, before_fork, group)
+            except OSError as error:  # EPERM: it has become another user's (sudo)
+                _say("%s: cannot pass signal %d on to PID %d: %s; signal it yourself"
+                     % (lock.path, info.si_signo, child, error.strerror))
 
 
-def _become_command(argv, environment, mask, descriptor):
+def _become_command(argv, environment, mask, descriptor, leave_group):
     """In the forked child: become the command, with the signals and descriptors that pidlock was started with."""
     status = EXIT_FAILED
     try:
@@ -927,24 +1624,33 @@ def _become_command(argv, environment, mask, descriptor):
                 signal.signal(signum, signal.SIG_DFL)
         if descriptor is not None:
             os.set_inheritable(descriptor, True)
+        if leave_group is not None:
+            _make_group(os.getpid(), leave_group)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _execute(argv, environment)
     except FileNotFoundError:
         status = EXIT_NOT_FOUND
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        _say("%s: not found; check the name and PATH" % argv[0])
-    except OSError as error:
+        _say_from_child("%s: not found; check the name and PATH" % argv[0])
+    except Exception as error:
         status = EXIT_CANNOT_EXECUTE
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        _say("%s: cannot be executed: %s; check its permissions and its first line" % (argv[0], error.strerror))
+        what = getattr(error, "strerror", None) or error
+        _say_from_child("%s: cannot be executed: %s; check its permissions and its first line" % (argv[0], what))
     finally:
         os._exit(status)
+
+
+def _say_from_child(message):
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it was made the command's; a closed stderr changes no status
+    _say(message)
 
 
 def _execute(argv, environment):
     """Search PATH and execute, as execvp(3) does: a script without `#!` runs under /bin/sh. Raises OSError."""
     name = argv[0]
-    places = [name] if "/" in name else [os.path.join(place, name) for place in os.get_exec_path(environment)]
+    path = environment.get("PATH", "/bin:/usr/bin")  # os.defpath of 3.6 has the current directory in it
+    places = [name] if "/" in name else [os.path.join(place, name) for place in path.split(":")]
+    if not name:
+        places = []
     failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of this errno, so a FileNotFoundError
     for place in places:
         try:
@@ -963,7 +1669,7 @@ def _execute(argv, environment):
 
 def _original_environment():
     """Return the environment without the LC_CTYPE that Python puts there in a C locale (PEP 538)."""
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name}  # Python refuses `=x`, execve(2) does not
     if environment.get("LC_CTYPE") in ("C.UTF-8", "C.utf8", "UTF-8"):
         try:
             original = _read("/proc/self/environ").split("\0")
@@ -978,25 +1684,59 @@ def _original_environment():
 
 
 def _reap(child):
-    """Reap what has ended, as PID 1 of a container has to; return the child's wait status if it ended or stopped."""
+    """Reap what has ended, PID 1 also what was re-parented to it; return the child's wait status if it changed."""
+    changed = None
     while True:
-        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
-        if pid in (0, child):
-            return status if pid else None
+        try:
+            pid, status = os.waitpid(-1 if os.getpid() == 1 else child, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return changed
+        if pid == 0:
+            return changed
+        if pid == child:
+            changed = status
 
 
-def _pass_on(info, child, before_fork):
-    """Pass a signal on to the command, unless the terminal has sent it to both of us."""
-    group = os.getpgid(child)
-    own_group = group != os.getpgrp()
+def _pass_on(info, child, before_fork, group):
+    """Pass a signal on to the command, or all its group, unless the terminal has sent it to both of us."""
+    leads_group = os.getpgid(child) == child
     # A hang-up goes to the session's leader alone (tty_ioctl(4), TIOCNOTTY): then the command has not got it.
     lone_hangup = info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid()
-    if _is_from_terminal(info) and not own_group and not before_fork and not lone_hangup:
+    shares_group = os.getpgid(child) == os.getpgrp()
+    if _is_from_terminal(info) and shares_group and not before_fork and not lone_hangup:
         return
-    if group == child and own_group and info.si_signo in (signal.SIGTSTP, signal.SIGCONT):
-        os.killpg(group, info.si_signo)  # what the terminal, or the shell's fg, does to a whole job
+    if group and info.si_signo == signal.SIGCONT:
+        _move_foreground(os.getpgrp(), child)  # the shell's fg gave the terminal to us
+    if leads_group and (group or info.si_signo in (signal.SIGTSTP, signal.SIGCONT)):
+        os.killpg(child, info.si_signo)  # job control is for a whole job, as the terminal and fg have it
     else:
         os.kill(child, info.si_signo)
+
+
+def _make_group(child, ours):
+    """Put the child into a process group of its own, in the terminal's foreground if ours is there."""
+    try:
+        os.setpgid(child, child)
+    except OSError:
+        return  # EACCES, setpgid(2): it has executed the command, so it has done all this itself
+    _move_foreground(ours, child)
+
+
+def _move_foreground(group, to):
+    """If the terminal's foreground group is this one, make it that one; return whether it was."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False  # there is no controlling terminal
+    try:
+        if os.tcgetpgrp(terminal) != group:
+            return False
+        os.tcsetpgrp(terminal, to)  # SIGTTOU is blocked, so this does not stop us
+        return True
+    except OSError:
+        return False  # the terminal hung up, or the group is gone
+    finally:
+        os.close(terminal)
 
 
 def _is_from_terminal(info):
@@ -1007,7 +1747,7 @@ def _is_ctrl_c(info):
     return info.si_signo == signal.SIGINT and _is_from_terminal(info)
 
 
-def _stop_as(signum):
+def _stop_as(signum, child):
     """The command was stopped by the terminal: stop too, so that the shell gets the terminal back."""
     if signum not in STOP_SIGNALS:
         return  # SIGSTOP: somebody stopped the command alone
@@ -1015,6 +1755,9 @@ def _stop_as(signum):
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         return  # no controlling terminal, so nobody would continue us
+    _move_foreground(child, os.getpgrp())
+    if signal.SIGCONT in signal.sigpending():
+        return  # we are too late: the shell has gone on
     os.kill(os.getpid(), signum)  # still blocked: merges with the one that the terminal sent, so we stop once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
@@ -1048,6 +1791,10 @@ def _passed_signals():
     return {signum for signum in signals if signal.getsignal(signum) != signal.SIG_IGN}
 
 
+def _died_of(wait_status, signum):
+    return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signum
+
+
 def status_of(wait_status):
     """Return the exit status for a wait status: the command's own, or 128+N for its death by signal N."""
     if os.WIFSIGNALED(wait_status):
@@ -1055,20 +1802,140 @@ def status_of(wait_status):
     return os.WEXITSTATUS(wait_status)
 
 
+# ---- Events, log, metrics ----
+
+
+def _report(event, options):
+    """Say on stderr what happened, as far as -q and -v ask for it; log and count it."""
+    kind = event["event"]
+    texts = {
+        "evicted": "took over a stale file: %s" % event["reason"],
+        "lost": "lost: %s while the command ran; find out who did that" % event["reason"],
+        "acquired": "acquired by PID %d" % event["pid"],
+        "released": "released after %s" % _duration(event["seconds"]),
+    }
+    breaks = kind == "evicted" and options.stale_strategy == TIME_ONLY  # it may have been a living holder's
+    if kind == "lost" or breaks or (kind == "evicted" and not options.quiet) or (kind in texts and options.verbose):
+        _say("%s: %s" % (event["path"], texts[kind]))
+    if options.log:
+        _log(event, options)
+    now = time.time()
+    counts = {"evicted": {"evictions": 1}, "held": {"skips": 1}, "acquired": {"runs": 1, "last_start": now}}
+    if kind in counts:
+        _count(event["path"], counts[kind], options)
+
+
+def _log(event, options):
+    """Append the event as a line of JSON in one write, which O_APPEND keeps whole (write(2))."""
+    import json
+
+    line = (json.dumps(dict({"time": _format_time(time.time())}, **event)) + "\n").encode("ascii")
+    try:
+        if options.log == "-":
+            if sys.stderr is not None:
+                os.write(2, line)
+            return
+        descriptor = os.open(options.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _say("%s: cannot write this log: %s; the command runs all the same" % (options.log, error.strerror))
+        options.log = None
+
+
+METRICS = {  # name: (type, help); the counters end in _total, as Prometheus has it
+    "pidlock_last_start_timestamp_seconds": ("gauge", "When the last run started."),
+    "pidlock_last_success_timestamp_seconds": ("gauge", "When a run last ended with status 0."),
+    "pidlock_last_duration_seconds": ("gauge", "How long the last run took."),
+    "pidlock_last_exit_status": ("gauge", "The exit status of the last run."),
+    "pidlock_runs_total": ("counter", "Runs that got the lock."),
+    "pidlock_skips_total": ("counter", "Runs that found the lock held."),
+    "pidlock_evictions_total": ("counter", "Stale files that were taken over."),
+}
+
+
+def _count(path, changes, options):
+    """Bring the metrics file up to date: counters (runs, skips, evictions) by addition, the rest by replacement.
+
+    The directory's flock keeps two runs from losing each other's counts, and a rename keeps a reader from half a file.
+    """
+    if not options.metrics:
+        return
+    metrics = _absolute(options.metrics)
+    guard = _flock_directory(metrics, PATIENCE)
+    try:
+        if guard is None:
+            raise OSError(errno.EAGAIN, "its directory is missing, or its flock is not to be had")
+        values = _parse_metrics(metrics)
+        label = 'pidfile="%s"' % "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(char, char) for char in path)
+        for short, value in changes.items():
+            name = next(name for name in METRICS if name.startswith("pidlock_" + short))
+            counter = METRICS[name][0] == "counter"
+            values[name, label] = values.get((name, label), 0) + value if counter else value
+        _replace_metrics(metrics, values)
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        _say("%s: cannot write these metrics: %s; the command runs all the same" % (options.metrics, what))
+        options.metrics = None
+    finally:
+        if guard is not None:
+            _give_back(guard)
+
+
+def _parse_metrics(metrics):
+    """Return {(name, label): value} of a file that pidlock wrote. Raises ValueError for any other."""
+    try:
+        text = _read(metrics)
+    except FileNotFoundError:
+        return {}
+    values = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("{")
+        label, _, value = rest.rpartition("} ")
+        if name in METRICS:
+            values[name, label] = float(value)
+        elif line and not line.startswith("#"):
+            raise ValueError("it holds other metrics too")
+    return values
+
+
+def _replace_metrics(metrics, values):
+    lines = []
+    for name, (kind, text) in METRICS.items():
+        series = sorted(key for key in values if key[0] == name)
+        if series:
+            lines += ["# HELP %s %s" % (name, text), "# TYPE %s %s" % (name, kind)]
+            lines += ["%s{%s} %s" % (name, label, repr(values[name, label])) for _, label in series]
+    private, descriptor = _open_private(metrics)
+    try:
+        _flock(descriptor, fcntl.LOCK_EX)
+        _write_whole(descriptor, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
+        os.fchmod(descriptor, 0o644)
+        os.rename(private, metrics)
+    finally:
+        _discard(private, descriptor)
+        _give_back(descriptor)
+
+
 # ---- The command line ----
 
 HELP = """exit status:
-  the command's own; 128+N when signal N ended it; else
-  75   held (-E sets another)      126  the command cannot be executed
-  125  pidlock itself failed       127  the command was not found
-  2    wrong usage
+  the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
+  failed, 126 not executable, 127 not found, 2 wrong usage
   --check: 0 free, 1 held, 125 cannot tell
+  --status: 0 held, 1 stale, 3 free, 4 cannot tell    --signal: 0 sent, 3 free
 
 examples:
   pidlock --pidfile /run/backup.pid -- /home/me/backup.sh
   pidlock --pidfile /run/backup.pid --wait 60 -- ./backup.sh
   pidlock --pidfile /run/backup.pid --check && echo free
 """
+USAGE = """pidlock --pidfile FILE [options] [--] COMMAND [ARG...]
+       pidlock --pidfile FILE --check | --status [--json] | --signal SIG
+       pidlock --sweep DIR [--dry-run]
+       pidlock --self-test | --version | --help"""
 
 
 def main(argv=None):
@@ -1077,14 +1944,10 @@ def main(argv=None):
     With argv None this is a process of its own, about to end: signals stay blocked behind it.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_signals() | STOP_SIGNALS | {signal.SIGCHLD})
+    mask -= {32, 33}  # glibc's own, signal(7)
     try:
-        options = _parse(argv)
-        if options.self_test:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            return _self_test()
-        if options.check:
-            return EXIT_CHECK_HELD if _check(options.pidfile) else EXIT_OK
-        return _run(options, mask)
+        options = _parse(sys.argv[1:] if argv is None else argv)
+        return options.action(options, mask)
     except SystemExit as stop:  # argparse has spoken
         return stop.code
     except LockHeld as held:
@@ -1093,9 +1956,9 @@ def main(argv=None):
         return options.held_exit_code
     except PidLockError as error:
         _say(error)
-        return EXIT_FAILED
+        return EXIT_UNKNOWN if options.status else EXIT_FAILED
     except OSError as error:  # of a system call outside the lock's steps, as fork
-        _say("%s: %s; look into that, then try again" % (options.pidfile, error.strerror))
+        _say("%s: %s; look into that, then try again" % (options.pidfile or "pidlock", error.strerror))
         return EXIT_FAILED
     except _Interrupted as interruption:
         return _end_by(interruption.signum, interruption.from_terminal, mask)
@@ -1104,24 +1967,80 @@ def main(argv=None):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _check(path):
-    state = inspect(path)
-    if state.state == UNKNOWN:
-        raise PidLockError(state.path, "cannot tell: " + state.reason, state.holder.advice)
-    return state.state == HELD
+def run_as_process():
+    """Run main as the whole process: end without the interpreter's clean-up, which every waiter would wait for."""
+    status = main()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        status = status or EXIT_FAILED  # what was asked for could not be printed
+    os._exit(status)
+
+
+def _inspect_slots(options):
+    """Return the Status of the lock, and those of all its slots where there is more than one."""
+    statuses = [inspect(_slot_path(options.pidfile, slot), options.stale_after, options.stale_strategy)
+                for slot in range(1, options.max_concurrent + 1)]
+    for state in (FREE, STALE, UNKNOWN, HELD):  # one free slot makes the lock free
+        for status in statuses:
+            if status.state == state:
+                return status, statuses
+    raise AssertionError("unreachable: a state is one of these")
+
+
+def _check(options, mask):
+    status, _ = _inspect_slots(options)
+    if status.state == UNKNOWN:
+        raise PidLockError(status.path, "cannot tell: " + status.reason, status.advice)
+    return EXIT_CHECK_HELD if status.state == HELD else EXIT_OK
+
+
+def _show_status(options, mask):
+    best, statuses = _inspect_slots(options)
+    if options.json:
+        import json
+
+        reports = [dict(status._asdict(), since=status.since and _format_time(status.since)) for status in statuses]
+        print(json.dumps(dict(reports[statuses.index(best)], slots=reports) if len(reports) > 1 else reports[0]))
+    else:
+        for status in statuses:
+            reason = status.reason if status.reason.startswith((status.state, "there")) else \
+                "%s: %s" % (status.state, status.reason)
+            sys.stdout.write(_printable("%s: %s" % (status.path, reason)) + "\n")
+    return STATUS_CODES[best.state]
+
+
+def _send_signal(options, mask):
+    return EXIT_OK if signal_holder(options.pidfile, options.signal) else EXIT_NOBODY
+
+
+def _sweep(options, mask):
+    swept, failures = _sweep_all(options.sweep, options.dry_run)
+    for path in swept:
+        sys.stdout.write(_printable(path) + "\n")
+    for failure in failures:
+        _say(failure)
+    return EXIT_FAILED if failures else EXIT_OK
 
 
 def _run(options, mask):
     signals = _passed_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored at the start, it would lose us the command's status
-    lock = PidLock(options.pidfile, options.wait, options.mode, lambda event: _report(event, options))
-    asked = []
+    lock = PidLock(
+        options.pidfile, options.wait, options.stale_after, options.stale_strategy, options.max_concurrent,
+        options.details, options.fence, options.trace_id, options.mode, lambda event: _report(event, options),
+    )
+    lock._command = options.command
+    asked = set()
 
-    def on_tick(found):
-        _raise_pending(signals)
-        if found.pid not in asked:
-            asked.append(found.pid)
-            _begin_wait(lock.path, found, options.quiet)
+    def on_tick(held):
+        _raise_pending(signals - mask)
+        for found in held:
+            holder = (found.pid, _process_state(found.pid) == "none")  # asked anew when it has ended
+            if holder not in asked:
+                asked.add(holder)
+                _begin_wait(lock.path, found, options.quiet)
 
     lock._on_tick = on_tick
     # The stop signals stay unblocked until the lock is ours: Ctrl-Z stops a waiting pidlock.
@@ -1129,17 +2048,21 @@ def _run(options, mask):
     try:
         lock.acquire()
     except LockHeld:
-        _raise_pending(signals)
+        _raise_pending(signals - mask)
         raise
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    started = time.monotonic()
     try:
-        wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close)
+        _raise_pending(signals - mask)  # what came during the wait ends it, rather than a command just started
+        wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close, options.group)
     finally:
         try:
             lock.release()
         except PidLockError as error:
             _say(error)
     status = status_of(wait_status)
+    outcome = {"last_duration": time.monotonic() - started, "last_exit_status": status}
+    _count(lock.path, outcome if status else dict(outcome, last_success=time.time()), options)
     return _end_by(status - EXIT_BY_SIGNAL, interrupted, mask) if os.WIFSIGNALED(wait_status) else status
 
 
@@ -1151,12 +2074,18 @@ def _raise_pending(signals):
 
 
 def _begin_wait(path, found, quiet):
-    holder = _find_holder(found)
-    if found.pid in _ancestors() or os.getpid() in holder.pids:
+    if _waits_for_us(found):
         reason = "held by PID %d, which waits for this very process" % found.pid
         raise LockHeld(path, found.pid, reason, "lock once, outside")
     if not quiet and sys.stderr and sys.stderr.isatty():
-        _say("%s: waiting: %s" % (path, holder.reason))
+        _say("%s: waiting: %s" % (path, _find_holder(found).reason))
+
+
+def _waits_for_us(found):
+    """Tell whether our own ancestor holds it, or we ourselves do, by a descriptor inherited from a killed holder."""
+    if found.pid in _ancestors():  # and not merely of the same number, as PID 1 of another namespace is
+        return any(_flockers(found.status, [found.pid])) or os.environ.get("PIDLOCK_PID") == str(found.pid)
+    return _process_state(found.pid) == "none" and any(_flockers(found.status, [os.getpid()]))
 
 
 def _ancestors():
@@ -1177,26 +2106,16 @@ def _end_by(signum, from_terminal, mask):
     return EXIT_BY_SIGNAL + signum
 
 
-def _report(event, options):
-    """Say on stderr what happened, as far as -q and -v ask for it."""
-    kind = event["event"]
-    texts = {
-        "evicted": "took over a stale file: %s" % event["reason"],
-        "lost": "lost: %s while the command ran; find out who did that" % event["reason"],
-        "acquired": "acquired by PID %d" % event["pid"],
-        "released": "released after %s" % _duration(event["seconds"]),
-    }
-    if kind == "lost" or (kind == "evicted" and not options.quiet) or (kind in texts and options.verbose):
-        _say("%s: %s" % (event["path"], texts[kind]))
-
-
 def _say(message):
     """Write one line on stderr; a line that cannot be written changes nothing."""
+    _write_stderr("pidlock: %s\n" % _printable(str(message)))
+
+
+def _write_stderr(text):
     if sys.stderr is None:
         return  # closed at the start, and by now descriptor 2 may be anything
-    line = "pidlock: %s\n" % _printable(str(message))
     try:
-        os.write(2, line.encode(sys.stderr.encoding or "ascii", "backslashreplace"))
+        os.write(2, text.encode(sys.stderr.encoding or "ascii", "backslashreplace"))
     except OSError:
         pass
 
@@ -1210,50 +2129,106 @@ def _parse(argv):
             words = ", ".join(action.option_strings)
             return words if action.nargs == 0 else words + " " + action.metavar
 
-    def print_message(message, file=None):  # the stream may be closed or full, which is no reason to fail
-        try:
-            os.write(1 if file is sys.stdout else 2, message.encode("utf-8", "surrogateescape"))
-        except OSError:
-            pass
+    def error(message):
+        _write_stderr("usage: %s\npidlock: error: %s\n" % (USAGE, message))
+        raise SystemExit(EXIT_USAGE)
 
     parser = argparse.ArgumentParser(
         prog="pidlock",
-        usage="pidlock --pidfile FILE [options] [--] COMMAND [ARG...]\n"
-        "       pidlock --pidfile FILE --check\n"
-        "       pidlock --self-test | --version | --help",
+        usage=USAGE,
         description="Run COMMAND under a lock that people can read: a pidfile.",
         epilog=HELP,
         add_help=False,
         allow_abbrev=sys.version_info < (3, 8),  # False breaks -qq and -pX before 3.8
         formatter_class=lambda prog: Formatter(prog, max_help_position=30, width=80),
     )
-    parser._print_message = print_message  # type: ignore[method-assign]
+    parser.error = error  # type: ignore[method-assign]  # argparse's own fails on a closed stderr
     add = parser.add_argument_group("options").add_argument
-    add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made")
-    add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf")
-    add("-E", "--held-exit-code", "--conflict-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
-        help="exit with N instead of 75 when it is held")
-    add("-o", "--close", action="store_true", help="keep the lock's descriptor from the command")
-    add("-q", "--quiet", action="store_true", help="say nothing of held, waiting, taking over")
-    add("-v", "--verbose", action="store_true", help="also say acquired and released")
-    add("--mode", metavar="MODE", type=_mode, default=0o644, help="the pidfile's permissions; default 0644")
-    add("--check", action="store_true", help="tell by the exit status whether it is held")
-    add("--self-test", action="store_true", help="test this pidlock on this machine")
-    add("--version", action="version", version="pidlock " + __version__, help="print the version")
-    add("-h", "--help", action="help", help="print this")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.command[:1] == ["--"]:
-        del options.command[0]
-    if options.self_test:
-        return options
-    if not options.pidfile:
-        parser.error("--pidfile FILE is required" if options.pidfile is None else "--pidfile: an empty name")
-    if options.check and options.command:
-        parser.error("--check runs no command")
-    if not options.check and not options.command:
-        parser.error("no command given")
+    actions = [
+        add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made"),
+        add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf"),
+        add("-E", "--held-exit-code", "--conflict-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
+            help="exit with N instead of 75 when it is held"),
+        add("-o", "--close", action="store_true", help="keep the lock's descriptor from the command"),
+        add("-g", "--group", action="store_true", help="run the command in a process group of its own"),
+        add("-q", "--quiet", action="store_true", help="say nothing of held, waiting, taking over"),
+        add("-v", "--verbose", action="store_true", help="also say acquired and released"),
+        add("--mode", metavar="MODE", type=_mode, default=0o644, help="the pidfile's permissions; default 0644"),
+        add("--stale-after", metavar="TIME", type=_seconds, help="doubtful holders count as gone after that long"),
+        add("--stale-strategy", metavar="S", choices=STRATEGIES, default=PID_FIRST, help=", ".join(STRATEGIES)),
+        add("--max-concurrent", metavar="N", type=_slots, default=1, help="let N hold it at once"),
+        add("--details", action="store_true", help="record who, where, since when and why"),
+        add("--trace-id", metavar="ID", type=_trace_id, help="recorded; default: the trace of TRACEPARENT"),
+        add("--fence", metavar="FILE", nargs="?", const=True, default=False, help="take a token; default: FILE.fence"),
+        add("--log", metavar="FILE", help="append events as JSON lines; - is stderr"),
+        add("--metrics", metavar="FILE", help="keep a Prometheus textfile"),
+        add("--check", action="store_true", help="tell by the exit status whether it is held"),
+        add("--status", action="store_true", help="tell who holds it"),
+        add("--json", action="store_true", help="tell it as JSON"),
+        add("--signal", metavar="SIG", type=_signal_number, help="signal the holder, never a stranger"),
+        add("--sweep", metavar="DIR", help="remove the stale pidfiles there that pidlock wrote"),
+        add("--dry-run", action="store_true", help="only print what it would remove"),
+        add("--self-test", action="store_true", help="test this pidlock on this machine"),
+        add("--version", action="version", version="pidlock " + __version__, help="print the version"),
+        add("-h", "--help", action="help", help="print this"),
+    ]
+    takes_value = {name for action in actions if action.nargs is None for name in action.option_strings}
+    words, command = _split_command(argv, takes_value)
+    options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
+    options.command = command
+    options.fence = options.fence == "" or options.fence
+    _check_usage(parser, options)
     return options
+
+
+def _split_command(argv, takes_value):
+    """Split argv before the command: before the first word that is no option, or around the first `--`."""
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        if word == "--":
+            return argv[:position], argv[position + 1:]
+        if not word.startswith("-") or word == "-":
+            break
+        if word.startswith("--"):
+            value_follows = word in takes_value
+        else:  # -qp FILE, but not -qpFILE
+            letters = [place for place in range(1, len(word)) if "-" + word[place] in takes_value]
+            value_follows = bool(letters) and letters[0] == len(word) - 1
+        position += 1 + value_follows
+    return argv[:position], argv[position:]
+
+
+ACTIONS = {"check": _check, "status": _show_status, "signal": _send_signal, "sweep": _sweep,
+           "self_test": lambda options, mask: _self_test()}
+PROBE_OPTIONS = {"pidfile", "max_concurrent", "stale_after", "stale_strategy", "quiet", "verbose"}
+GOES_WITH = {"check": PROBE_OPTIONS, "status": PROBE_OPTIONS | {"json"}, "signal": {"pidfile", "quiet", "verbose"},
+             "sweep": {"dry_run", "quiet", "verbose"}, "self_test": set()}
+
+
+def _check_usage(parser, options):
+    """Choose options.action; end with usage errors for options that do not belong together."""
+    given = {name for name, value in vars(options).items() if name != "command" and value != parser.get_default(name)}
+    asked = [name for name in ACTIONS if name in given]
+    as_option = {name: "--" + name.replace("_", "-") for name in given}
+    options.action = ACTIONS[asked[0]] if asked else _run
+    if asked:
+        strange = sorted(given - GOES_WITH[asked[0]] - {asked[0]})
+        if options.command:
+            parser.error("%s runs no command" % as_option[asked[0]])
+    else:
+        strange = sorted(given & {"json", "dry_run"})
+    if strange:
+        parser.error("%s does not go with %s" % (as_option[strange[0]], as_option[asked[0]] if asked else "a command"))
+    if "pidfile" not in given and (not asked or asked[0] not in ("sweep", "self_test")):
+        parser.error("--pidfile FILE is required")
+    for name in ("pidfile", "sweep"):
+        if getattr(options, name) == "":
+            parser.error("--%s: an empty name" % name)
+    if not asked and not options.command:
+        parser.error("no command given")
+    if options.stale_strategy == TIME_ONLY and options.stale_after is None:
+        parser.error("--stale-strategy time-only needs --stale-after")
 
 
 def _seconds(text):
@@ -1270,19 +2245,44 @@ def _seconds(text):
     return sum(float(value) * unit for value, unit in zip(match.groups(), (1, 86400, 3600, 60, 1)) if value)
 
 
-def _exit_code(text):
+def _number(text, lowest, highest, what):
+    """Return a decimal number within bounds. Raises argparse.ArgumentTypeError."""
     import argparse
 
-    if not (text.isdigit() and text.isascii() if hasattr(text, "isascii") else text.isdigit()) or int(text) > 255:
-        raise argparse.ArgumentTypeError("%r is no exit status; try a number from 0 to 255" % text)
-    return int(text)
+    digits = text.encode("utf-8", "surrogateescape")
+    if not digits.isdigit() or len(digits) > 9 or not lowest <= int(digits) <= highest:
+        raise argparse.ArgumentTypeError("%r is no %s; try a number from %d to %d" % (text, what, lowest, highest))
+    return int(digits)
+
+
+def _exit_code(text):
+    return _number(text, 0, 255, "exit status")
+
+
+def _slots(text):
+    return _number(text, 1, 10000, "number of slots")
+
+
+def _signal_number(text):
+    name = text.upper() if text.upper().startswith("SIG") else "SIG" + text.upper()
+    if name in signal.Signals.__members__:
+        return int(signal.Signals[name])
+    return _number(text, 1, signal.NSIG - 1, "signal")
+
+
+def _trace_id(text):
+    import argparse
+
+    if not text.isprintable() or not text:
+        raise argparse.ArgumentTypeError("%r has characters that do not print, or none" % text)
+    return text
 
 
 def _mode(text):
     import argparse
 
+    mode = int(text, 8) if text and set(text) <= set("01234567") else 0
     try:
-        mode = int(text, 8)
         PidLock("checked", mode=mode)
     except ValueError:
         raise argparse.ArgumentTypeError("%r is no mode for a pidfile; try 0644 or 0600" % text) from None
@@ -1297,6 +2297,9 @@ def _self_test():
     import shutil
     import tempfile
 
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # as no caller's nohup or mask has them
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     failed = 0
     for name, test in SELF_TESTS:
         directory = tempfile.mkdtemp(prefix="pidlock-self-test-")
@@ -1391,7 +2394,7 @@ def _test_killed_holder(path):
 
 def _test_evictor(path):
     _write_file(path, b"%d\n" % _dead_pid(), age=60)
-    found = _examine(path, fcntl.LOCK_EX)
+    found = _examine(path, fcntl.LOCK_EX, (None, PID_FIRST))
     os.unlink(path)
     with PidLock(path):  # another evictor was faster
         evicted = _evict(found)
@@ -1436,4 +2439,4 @@ SELF_TESTS = [
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_process()
