@@ -875,6 +875,8 @@ def _escape_char(char):
 
 
 def _unescape(value):
+    if "\\" not in value:
+        return value
     import re
 
     escapes = r"\\(?:[\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4})"
@@ -970,7 +972,7 @@ def _parse_time(text):
 
 def _since(record, status):
     """Return when the lock was taken: the recorded time, else the mtime; in seconds since the epoch."""
-    recorded = _parse_time(record.details.get("acquired", "")) if record else None
+    recorded = _parse_time(record.details["acquired"]) if record and "acquired" in record.details else None
     return status.st_mtime if recorded is None else recorded
 
 
@@ -1705,6 +1707,8 @@ def _pass_on(info, child, before_fork, group):
     shares_group = os.getpgid(child) == os.getpgrp()
     if _is_from_terminal(info) and shares_group and not before_fork and not lone_hangup:
         return
+    if info.si_signo == signal.SIGTSTP and _is_orphaned():
+        return  # the kernel lets no terminal stop us either, and nobody would continue the command
     if group and info.si_signo == signal.SIGCONT:
         _move_foreground(os.getpgrp(), child)  # the shell's fg gave the terminal to us
     if leads_group and (group or info.si_signo in (signal.SIGTSTP, signal.SIGCONT)):
@@ -1737,6 +1741,18 @@ def _move_foreground(group, to):
         return False  # the terminal hung up, or the group is gone
     finally:
         os.close(terminal)
+
+
+def _is_orphaned():
+    """Tell whether our process group has no shell above it (POSIX.1 3.264, orphaned process group)."""
+    ours = os.getpgrp()
+    for pid in _ancestors():
+        try:
+            if os.getpgid(pid) != ours:
+                return os.getsid(pid) != os.getsid(0)
+        except OSError:
+            break
+    return True
 
 
 def _is_from_terminal(info):
@@ -1924,18 +1940,17 @@ def _replace_metrics(metrics, values):
 HELP = """exit status:
   the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
   failed, 126 not executable, 127 not found, 2 wrong usage
-  --check: 0 free, 1 held, 125 cannot tell
-  --status: 0 held, 1 stale, 3 free, 4 cannot tell    --signal: 0 sent, 3 free
+  --check: 0 free, 1 held, 125 cannot tell; --signal: 0 sent, 3 not held
+  --status: 0 held, 1 stale, 3 free, 4 cannot tell
 
 examples:
   pidlock --pidfile /run/backup.pid -- /home/me/backup.sh
   pidlock --pidfile /run/backup.pid --wait 60 -- ./backup.sh
-  pidlock --pidfile /run/backup.pid --check && echo free
+  pidlock --pidfile /run/backup.pid --status
 """
 USAGE = """pidlock --pidfile FILE [options] [--] COMMAND [ARG...]
        pidlock --pidfile FILE --check | --status [--json] | --signal SIG
-       pidlock --sweep DIR [--dry-run]
-       pidlock --self-test | --version | --help"""
+       pidlock --sweep DIR [--dry-run] | --self-test | --version | --help"""
 
 
 def main(argv=None):
@@ -2127,6 +2142,8 @@ def _parse(argv):
     class Formatter(argparse.RawDescriptionHelpFormatter):
         def _format_action_invocation(self, action):  # as 3.13 does, on every version
             words = ", ".join(action.option_strings)
+            if action.nargs == "?":
+                return "%s[=%s]" % (words, action.metavar)
             return words if action.nargs == 0 else words + " " + action.metavar
 
     def error(message):
@@ -2148,7 +2165,7 @@ def _parse(argv):
         add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made"),
         add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf"),
         add("-E", "--held-exit-code", "--conflict-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
-            help="exit with N instead of 75 when it is held"),
+            help="exit with N, not 75, when it is held"),
         add("-o", "--close", action="store_true", help="keep the lock's descriptor from the command"),
         add("-g", "--group", action="store_true", help="run the command in a process group of its own"),
         add("-q", "--quiet", action="store_true", help="say nothing of held, waiting, taking over"),

@@ -1,0 +1,237 @@
+"""The judge: one row per rule of the contract and per edge of it; then the same on a filesystem without flock."""
+import errno
+import fcntl
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pidlock
+
+UNMARKED = pidlock.Record(4231, False, {})
+MARKED = pidlock.Record(4231, True, {})
+
+
+# A minute-old file on a local disk with the PID of a living process, not written by pidlock.
+USUAL = pidlock.Facts(
+    record=UNMARKED, size=5, links=1, executable=False, nuls=False, age=60, flock=True, filesystem="local",
+    process="alive",
+)
+
+
+def facts(**changes):
+    return USUAL._replace(**changes)
+
+
+def no_pid(**changes):
+    return facts(**{"record": None, "process": "none", **changes})
+
+
+ROWS = {
+    # rule 2: the body is no PID
+    "no PID, old": (no_pid(), "stale"),
+    "no PID, empty": (no_pid(size=0), "stale"),
+    "no PID, just made": (no_pid(age=0), "held"),
+    "no PID, almost 2 s old": (no_pid(age=1.999), "held"),
+    "no PID, 2 s old": (no_pid(age=2), "stale"),
+    "no PID, 2 s ahead": (no_pid(age=-2), "held"),
+    "no PID, more than 2 s ahead": (no_pid(age=-2.001), "stale"),
+    "no PID, a year ahead": (no_pid(age=-3e7), "stale"),
+    "no PID, 64 bytes": (no_pid(size=64), "stale"),
+    "no PID, 65 bytes": (no_pid(size=65), "foreign"),
+    "no PID, 65 bytes, just made": (no_pid(size=65, age=0), "foreign"),
+    "no PID, 4 KiB of NULs": (no_pid(size=4096, nuls=True), "stale"),
+    "no PID, 4 KiB of NULs, just made": (no_pid(size=4096, nuls=True, age=0), "held"),
+    "no PID, more NULs": (no_pid(size=4097, nuls=True), "foreign"),
+    "no PID, two links": (no_pid(links=2), "foreign"),
+    "no PID, executable": (no_pid(executable=True), "foreign"),
+    "no PID, executable and empty": (no_pid(executable=True, size=0), "foreign"),
+    "no PID, on a network filesystem": (no_pid(filesystem="network"), "stale"),
+    "no PID, no flock": (no_pid(flock=False), "stale"),
+    "no PID, no flock, just made": (no_pid(flock=False, age=0), "held"),
+    "a PID, just made": (facts(age=0, process="none"), "stale"),
+    "a PID, executable and two links": (facts(executable=True, links=2, process="none"), "stale"),
+    # rule 3: marked, on a local filesystem
+    "marked, PID alive (recycled)": (facts(record=MARKED), "stale"),
+    "marked, PID gone": (facts(record=MARKED, process="none"), "stale"),
+    "marked, PID is ours": (facts(record=MARKED, process="ours"), "stale"),
+    "marked, just made": (facts(record=MARKED, age=0), "stale"),
+    "marked, not known to be local, PID alive": (facts(record=MARKED, filesystem="other"), "held"),
+    "marked, not known to be local, PID gone": (facts(record=MARKED, filesystem="other", process="none"), "stale"),
+    # rule 4: a network filesystem, and no host recorded
+    "network, PID alive": (facts(filesystem="network"), "inconclusive"),
+    "network, PID gone": (facts(filesystem="network", process="none"), "inconclusive"),
+    "network, PID is ours": (facts(filesystem="network", process="ours"), "inconclusive"),
+    "network, marked": (facts(filesystem="network", record=MARKED), "inconclusive"),
+    "network, marked, PID gone": (facts(filesystem="network", record=MARKED, process="none"), "inconclusive"),
+    # rule 6: nobody is behind the PID
+    "PID gone": (facts(process="none"), "stale"),
+    "PID is ours": (facts(process="ours"), "stale"),
+    "PID is a zombie": (facts(process="zombie"), "stale"),
+    "PID is a thread": (facts(process="thread"), "stale"),
+    "PID gone, filesystem of neither kind": (facts(process="none", filesystem="other"), "stale"),
+    # rule 8: the PID exists
+    "PID alive": (facts(), "held"),
+    "PID alive, very old": (facts(age=1e9), "held"),
+    "PID alive, a time ahead": (facts(age=-1e9), "held"),
+    "PID alive, filesystem of neither kind": (facts(filesystem="other"), "held"),
+    # no flock to be had
+    "no flock, marked": (facts(flock=False, record=MARKED), "inconclusive"),
+    "no flock, marked, PID gone": (facts(flock=False, record=MARKED, process="none"), "inconclusive"),
+    "no flock, PID alive": (facts(flock=False), "held"),
+    "no flock, PID gone": (facts(flock=False, process="none"), "stale"),
+    "no flock, PID is a zombie": (facts(flock=False, process="zombie"), "stale"),
+    "no flock, PID is ours": (facts(flock=False, process="ours"), "held"),
+    "no flock, network": (facts(flock=False, filesystem="network", process="none"), "inconclusive"),
+}
+
+
+@pytest.mark.parametrize("given_facts, state", ROWS.values(), ids=ROWS)
+def test_the_first_rule_that_fits_decides(given_facts, state):
+    assert pidlock.judge(given_facts)[0] == state
+
+
+def test_a_damaged_file_that_was_unlinked_meanwhile_is_not_taken_for_somebodys_file():
+    """It has no link left, since another evictor was faster; the contender starts over."""
+    assert pidlock.judge(no_pid(links=0))[0] != "foreign"
+
+
+any_facts = st.builds(
+    facts,
+    record=st.sampled_from([None, UNMARKED, MARKED]),
+    size=st.integers(0, 5000),
+    links=st.integers(0, 3),
+    executable=st.booleans(),
+    nuls=st.booleans(),
+    age=st.floats(-1e10, 1e10) | st.floats(-3, 3),
+    flock=st.booleans(),
+    filesystem=st.sampled_from(["local", "network", "other"]),
+    process=st.sampled_from(["none", "ours", "zombie", "thread", "alive"]),
+)
+
+SIGNS_OF_LIFE = {
+    "its PID is alive": {"process": "alive"},
+    "it is of this moment": {"age": 0.0},
+    "another host may hold it": {"filesystem": "network"},
+    "the kernel cannot say that nobody holds it": {"flock": False},
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS_OF_LIFE.values(), ids=SIGNS_OF_LIFE)
+@given(before=any_facts)
+def test_a_sign_of_life_never_makes_a_file_stale(sign, before):
+    after = before._replace(**sign)
+    assert pidlock.judge(before)[0] == "stale" or pidlock.judge(after)[0] != "stale"
+
+
+@given(any_facts)
+def test_every_verdict_is_a_known_one_with_a_reason_of_one_line(some_facts):
+    state, reason = pidlock.judge(some_facts)
+    assert state in ("held", "stale", "inconclusive", "foreign")
+    assert reason and reason.isprintable()
+
+
+# ---- Without flock, without hard links ----
+
+real_flock = fcntl.flock
+
+
+@pytest.fixture
+def no_flock(monkeypatch):
+    """fcntl.flock as on a filesystem that has none: flock(2), EOPNOTSUPP."""
+    monkeypatch.setattr(fcntl, "flock", failing_with(errno.EOPNOTSUPP))
+
+
+def failing_with(number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def write_old(path, body):
+    path.write_bytes(body)
+    os.utime(path, (10 ** 9, 10 ** 9))
+
+
+def test_without_flock_the_file_has_no_mark(pidfile, no_flock):
+    with pidlock.PidLock(pidfile):
+        body = pidfile.read_bytes()
+    assert (body, pidfile.exists()) == (b"%d\n" % os.getpid(), False)
+
+
+def test_without_flock_our_own_pid_is_a_holder(pidfile, no_flock):
+    with pidlock.PidLock(pidfile), pytest.raises(pidlock.LockHeld):
+        pidlock.PidLock(pidfile).acquire()
+
+
+def test_without_flock_a_dead_pid_is_taken_over_and_it_is_said_that_this_is_not_exact(pidfile, no_flock, dead_pid):
+    write_old(pidfile, b"%d\n" % dead_pid)
+    events = []
+    with pidlock.PidLock(pidfile, on_event=events.append):
+        taken = pidfile.read_bytes()
+    evictions = [event["reason"] for event in events if event["event"] == "evicted"]
+    assert (taken, len(evictions), "flock" in evictions[0]) == (b"%d\n" % os.getpid(), 1, True)
+
+
+def test_without_flock_a_marked_file_is_held_and_the_message_says_what_to_type(pidfile, no_flock, dead_pid):
+    write_old(pidfile, b"%d\n\n\n" % dead_pid)
+    with pytest.raises(pidlock.LockHeld, match="rm %s" % pidfile):
+        pidlock.PidLock(pidfile).acquire()
+    assert pidlock.inspect(pidfile).state == "unknown"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ESTALE, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("body", [None, b"4231\n"], ids=["no file", "a file"])
+def test_any_other_error_of_flock_is_an_error_and_leaves_nothing(number, body, pidfile, monkeypatch):
+    """Catches a downgrade to judging by PID."""
+    if body:
+        write_old(pidfile, body)
+    monkeypatch.setattr(fcntl, "flock", failing_with(number))
+    with pytest.raises(pidlock.PidLockError) as raised:
+        pidlock.PidLock(pidfile).acquire()
+    left = [path.read_bytes() for path in pidfile.parent.iterdir()]
+    assert (isinstance(raised.value, pidlock.LockHeld), left) == (False, [body] if body else [])
+
+
+def test_where_flock_wants_a_write_open_it_gets_one(pidfile, monkeypatch, dead_pid):
+    """As over NFS: EBADF for LOCK_EX of a descriptor opened to read only."""
+    def flock_of_nfs(descriptor, operation):
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real_flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    write_old(pidfile, b"%d\n\n\n" % dead_pid)
+    with pidlock.PidLock(pidfile), pytest.raises(pidlock.LockHeld):
+        pidlock.PidLock(pidfile).acquire()
+    assert not pidfile.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_without_hard_links_the_file_is_created_in_place(number, pidfile, monkeypatch):
+    monkeypatch.setattr(os, "link", failing_with(number))
+    with pidlock.PidLock(pidfile):
+        assert (os.listdir(pidfile.parent), pidfile.read_bytes()) == ([pidfile.name], b"%d\n\n\n" % os.getpid())
+        assert pidlock.inspect(pidfile).state == "held"
+    assert os.listdir(pidfile.parent) == []
+
+
+def test_without_hard_links_the_holder_waits_for_a_prober_that_has_the_flock(pidfile, monkeypatch):
+    """Catches a flock of the new file that is tried only once."""
+    monkeypatch.setattr(os, "link", failing_with(errno.EPERM))
+    probers = []
+
+    def flock_behind_a_prober(descriptor, operation):
+        """The first flock of the pidfile itself comes while a prober has it; he gives it back meanwhile."""
+        if not probers and pidfile.exists() and operation & fcntl.LOCK_EX:
+            probers.append(os.open(pidfile, os.O_RDONLY))
+            real_flock(probers[0], fcntl.LOCK_SH)
+            threading.Timer(0.02, os.close, [probers[0]]).start()
+        real_flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_behind_a_prober)
+    with pidlock.PidLock(pidfile):
+        assert (len(probers), pidfile.read_bytes()) == (1, b"%d\n\n\n" % os.getpid())

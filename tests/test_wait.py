@@ -1,0 +1,300 @@
+"""Waiting for the lock: how long, what wakes it, what it costs, and what it leaves behind (nothing)."""
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import CHILDREN, ROOT
+
+from pidlock import LockHeld, PidLock
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
+needs_hooks = pytest.mark.skipif(sys.version_info < (3, 8), reason="audit hooks came with 3.8")
+
+
+class Waiter:
+    """A process that waits for the lock of this path for ever; see children/lock_waiter.py."""
+
+    def __init__(self, path, *arguments):
+        command = [sys.executable, CHILDREN / "lock_waiter.py", path, *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self.pid = self.process.pid
+
+    def says(self, seconds=30):
+        """Return its next line; after so many seconds (no wait for a lock comes near them) fail."""
+        assert select.select([self.process.stdout], [], [], seconds)[0], "the waiter says nothing"
+        return self.process.stdout.readline()
+
+
+@pytest.fixture
+def waiter():
+    """Start waiters: waiter(path, *arguments of lock_waiter.py) -> Waiter."""
+    waiters = []
+
+    def start(*arguments):
+        waiters.append(Waiter(*arguments))
+        return waiters[-1]
+
+    yield start
+    for one in waiters:
+        one.process.kill()
+        one.process.communicate()
+
+
+# ---- How long ----
+
+
+@pytest.mark.parametrize("wait", [0, 0.0, 0.001, 0.3, 1])
+def test_after_its_time_a_waiter_is_told_who_holds_it(wait, pidfile, holder):
+    one = holder("-p", pidfile)
+    started = time.monotonic()
+    with pytest.raises(LockHeld) as raised:
+        PidLock(pidfile, wait=wait).acquire()
+    assert (raised.value.pid, time.monotonic() - started >= wait) == (one.pid, True)
+
+
+def test_without_a_wait_nobody_sleeps(pidfile, holder, monkeypatch):
+    def sleep(*_):
+        raise AssertionError("slept")
+
+    holder("-p", pidfile)
+    with monkeypatch.context() as patch, pytest.raises(LockHeld):
+        patch.setattr(time, "sleep", sleep)
+        patch.setattr(select, "poll", sleep)
+        PidLock(pidfile).acquire()
+
+
+@pytest.mark.parametrize("step", [-3600, 3600], ids=["back", "ahead"])
+def test_a_clock_that_jumps_changes_no_deadline(step, pidfile, holder, monkeypatch):
+    """Catches a deadline on time.time(): over at once, or never."""
+    clock = [time.time()]
+
+    def jumping():
+        clock[0] += step
+        return clock[0]
+
+    holder("-p", pidfile)
+    monkeypatch.setattr(time, "time", jumping)
+    started = time.monotonic()
+    with pytest.raises(LockHeld):
+        PidLock(pidfile, wait=0.2).acquire()
+    assert 0.2 <= time.monotonic() - started < 30
+
+
+# ---- What wakes it ----
+
+
+@needs_hooks
+def test_the_end_of_the_holders_process_wakes_a_waiter(pidfile, holder, waiter):
+    one = holder("-p", pidfile)
+    other = waiter(pidfile)
+    assert other.says() == b"waiting\n"
+    one.finish()
+    assert other.says() == b"acquired\n"
+
+
+@needs_proc
+@needs_hooks
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open: Linux 5.3, Python 3.9")
+@pytest.mark.parametrize("how", ["finish", "kill"])
+def test_the_end_of_the_holders_process_wakes_a_waiter_at_once(how, pidfile, waiter):
+    """With a timer of an hour only the pidfd can wake it."""
+    code = "import pidlock, sys; lock = pidlock.PidLock(sys.argv[1]).acquire(); print(); input(); lock.release()"
+    holder = subprocess.Popen([sys.executable, "-c", code, pidfile], cwd=ROOT, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    holder.stdout.readline()
+    other = waiter(pidfile, "TICK_FIRST=3600", "TICK_MAX=3600")
+    deadline = time.monotonic() + 30
+    while not any("pidfd" in link for link in links_of("/proc/%d/fd" % other.pid)):
+        assert time.monotonic() < deadline, "the waiter opens no pidfd"
+        time.sleep(0.001)
+    if how == "kill":
+        holder.kill()
+    holder.communicate(b"\n", timeout=60)
+    assert (other.says(), other.says()) == (b"waiting\n", b"acquired\n")  # a second look, and a success
+
+
+def links_of(directory):
+    for name in os.listdir(directory):
+        try:
+            yield os.readlink(os.path.join(directory, name))
+        except FileNotFoundError:
+            pass
+
+
+@needs_hooks
+@pytest.mark.parametrize("pidfd", [[], ["no-pidfd"]], ids=["pidfd", "no pidfd"])
+def test_a_release_by_a_process_that_lives_on_wakes_a_waiter(pidfd, pidfile, waiter):
+    """Catches a waiter that relies on the pidfd alone."""
+    if pidfd and not hasattr(os, "pidfd_open"):
+        pytest.skip("there is none anyway")
+    lock = PidLock(pidfile).acquire()
+    other = waiter(pidfile, *pidfd)
+    assert other.says() == b"waiting\n"
+    assert (lock.release(), other.says()) == (True, b"acquired\n")
+
+
+@needs_hooks
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there is none anyway")
+def test_without_pidfd_open_the_end_of_the_holder_wakes_a_waiter_too(pidfile, holder, waiter):
+    one = holder("-p", pidfile)
+    other = waiter(pidfile, "no-pidfd")
+    assert other.says() == b"waiting\n"
+    one.finish()
+    assert other.says() == b"acquired\n"
+
+
+@needs_hooks
+def test_a_file_removed_by_hand_wakes_a_waiter(pidfile, holder, waiter):
+    one = holder("-p", pidfile)
+    other = waiter(pidfile)
+    assert other.says() == b"waiting\n"
+    pidfile.unlink()
+    assert (other.says(), one.process.poll()) == (b"acquired\n", None)
+
+
+@needs_hooks
+def test_the_end_of_a_killed_wrappers_job_wakes_a_waiter(pidfile, holder, waiter):
+    """And not the wrapper's death: its job lives on. Catches a holder that does not let its command inherit."""
+    one = holder("-p", pidfile)
+    other = waiter(pidfile)
+    assert other.says() == b"waiting\n"
+    one.kill_wrapper()
+    with pytest.raises(LockHeld):
+        PidLock(pidfile, wait=0.2).acquire()
+    one.finish()
+    assert other.says() == b"acquired\n"
+
+
+def test_a_foreign_holder_that_ends_wakes_a_waiter(pidfile):
+    """It has no flock: its PID is all there is."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        pidfile.write_bytes(b"%d\n" % process.pid)
+        end = threading.Timer(0.05, process.communicate)  # in this order or the other, the outcome is the same
+        end.start()
+        with PidLock(pidfile, wait=30):
+            assert pidfile.read_bytes() == b"%d\n\n\n" % os.getpid()
+        end.join()
+
+
+def test_a_waiter_may_be_any_thread(pidfile):
+    got = []
+
+    def work():
+        with PidLock(pidfile, wait=float("inf")) as lock:
+            got.append(lock.pid)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    with PidLock(pidfile):
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (got, pidfile.exists()) == ([os.getpid()] * 3, False)
+
+
+# ---- What it costs, and what it leaves ----
+
+
+def left_behind():
+    """Our descriptors, threads and children."""
+    children = [open("/proc/self/task/%s/children" % task).read() for task in os.listdir("/proc/self/task")]
+    return sorted(os.listdir("/proc/self/fd")), sorted(os.listdir("/proc/self/task")), sorted("".join(children).split())
+
+
+@needs_proc
+def test_a_hundred_waits_in_vain_leave_nothing(pidfile, holder):
+    one = holder("-p", pidfile)
+    before = left_behind()
+    for _ in range(100):
+        with pytest.raises(LockHeld):
+            PidLock(pidfile, wait=0.003).acquire()
+    assert left_behind() == before
+    one.finish()
+    assert not pidfile.exists()
+
+
+@needs_proc
+def test_a_wait_that_an_exception_ends_leaves_nothing(pidfile, holder):
+    class Alarm(Exception):
+        pass
+
+    def raise_alarm(*_):
+        raise Alarm
+
+    holder("-p", pidfile)
+    before = left_behind(), pidfile.read_bytes()
+    handler = signal.signal(signal.SIGALRM, raise_alarm)
+    try:
+        for _ in range(10):
+            with pytest.raises(Alarm):
+                signal.setitimer(signal.ITIMER_REAL, 0.03)
+                PidLock(pidfile, wait=30).acquire()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert (left_behind(), pidfile.read_bytes()) == before
+
+
+def test_the_callers_signal_handlers_run_meanwhile_and_stay(pidfile, holder):
+    """Catches a wait by an alarm of its own, and one that a signal ends early."""
+    came = []
+
+    def note(signum, frame):
+        came.append(signum)
+
+    def picture():
+        return [signal.getsignal(number) for number in range(1, 32)], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    holder("-p", pidfile)
+    handler = signal.signal(signal.SIGALRM, note)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        before, started = picture(), time.monotonic()
+        with pytest.raises(LockHeld):
+            PidLock(pidfile, wait=0.4).acquire()
+        waited, after = time.monotonic() - started, picture()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert (after, set(came), waited >= 0.4) == (before, {signal.SIGALRM}, True)
+
+
+def test_a_wait_burns_next_to_no_cpu(pidfile, holder):
+    """Catches a loop that spins: it burns all of it."""
+    holder("-p", pidfile)
+    started, burnt = time.monotonic(), time.process_time()
+    with pytest.raises(LockHeld):
+        PidLock(pidfile, wait=1).acquire()
+    assert time.process_time() - burnt < 0.2 * (time.monotonic() - started)
+
+
+PROBE = """
+import os, pidlock, sys
+print("ready", flush=True)
+states = set()
+while not os.path.exists(sys.argv[2]):
+    states.add(pidlock.inspect(sys.argv[1]).state)
+print(sorted(states - {"free", "held", "stale"}))
+"""
+
+
+def test_a_prober_in_a_tight_loop_never_makes_a_contender_of_a_stale_file_fail(pidfile, dead_pid):
+    """Catches a flock that is tried once, and a prober that turns its shared flock into an exclusive one."""
+    stop, new = pidfile.with_name("stop"), pidfile.with_name("new")
+    command = [sys.executable, "-c", PROBE, pidfile, stop]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as prober:
+        try:
+            assert prober.stdout.readline() == b"ready\n"
+            for _ in range(300):
+                new.write_bytes(b"%d\n\n\n" % dead_pid)
+                new.rename(pidfile)
+                with PidLock(pidfile):
+                    assert pidfile.read_bytes() == b"%d\n\n\n" % os.getpid()
+        finally:
+            stop.touch()
+        assert (prober.stdout.read(), prober.wait(60)) == (b"[]\n", 0)
