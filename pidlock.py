@@ -2183,7 +2183,7 @@ def _parse(argv):
         add("--status", action="store_true", help="tell who holds it"),
         add("--json", action="store_true", help="tell it as JSON"),
         add("--signal", metavar="SIG", type=_signal_number, help="signal the holder, never a stranger"),
-        add("--sweep", metavar="DIR", help="remove the stale pidfiles there that pidlock wrote"),
+        add("--sweep", metavar="DIR", help="remove pidlock's stale files there"),
         add("--dry-run", action="store_true", help="only print what it would remove"),
         add("--self-test", action="store_true", help="test this pidlock on this machine"),
         add("--version", action="version", version="pidlock " + __version__, help="print the version"),

@@ -40,7 +40,7 @@ options:
   --status                    tell who holds it
   --json                      tell it as JSON
   --signal SIG                signal the holder, never a stranger
-  --sweep DIR                 remove the stale pidfiles there that pidlock wrote
+  --sweep DIR                 remove pidlock's stale files there
   --dry-run                   only print what it would remove
   --self-test                 test this pidlock on this machine
   --version                   print the version
