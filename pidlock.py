@@ -93,6 +93,8 @@ PID_MAX = 2 ** 31 - 1  # no pid_t is wider (sys/types.h on every system that Pyt
 BODY_MAX = 65536  # bytes; no pidfile is longer, and a huge file given by mistake is not read whole
 DAMAGED_MAX = 64  # bytes; what a damaged pidfile may hold
 NULS_MAX = 4096  # bytes; a block of NULs is what some filesystems leave after a power cut
+TRACE_ID_MAX = 256  # characters; W3C's has 32
+COMMAND_MAX = 4096  # characters of the command line in the details, so that escaped they stay below BODY_MAX
 WRITING = 2.0  # seconds in which another program may still be writing an empty or partial pidfile
 LOOK_AGAIN = 0.050  # seconds; evictors and probers hold a file's flock for microseconds
 LOOK_PAUSE = 0.001  # seconds between two looks meanwhile
@@ -222,8 +224,8 @@ class PidLock:
             raise ValueError("stale_strategy: time-only needs stale_after")
         if not isinstance(self._max_concurrent, int) or self._max_concurrent < 1:
             raise ValueError("max_concurrent: %r is not a number of slots" % (self._max_concurrent,))
-        if self._trace_id is not None and not self._trace_id.isprintable():
-            raise ValueError("trace_id: %r has characters that do not print" % self._trace_id)
+        if self._trace_id is not None and not (self._trace_id.isprintable() and len(self._trace_id) <= TRACE_ID_MAX):
+            raise ValueError("trace_id: %r is too long, or has characters that do not print" % self._trace_id)
         if self._mode & 0o600 != 0o600 or self._mode & ~0o664:
             raise ValueError("mode: 0%o is not rw for its owner, or lets others write or execute" % self._mode)
 
@@ -299,7 +301,7 @@ class PidLock:
         while time.monotonic() < deadline:
             found = _examine(path, fcntl.LOCK_EX, self._policy)  # steps 1, 2 and 3
             if found.state == STALE:
-                if _evict(found):
+                if _break(found) if self._policy[1] == TIME_ONLY else _evict(found):
                     evicted.append(found)
             elif found.state == FREE:
                 descriptor = _create(path, self._make_record(slot), self._mode)  # steps 4 and 5
@@ -492,8 +494,6 @@ def _open_and_flock(path, operation):
 
 def _evict(found):
     """Step 3: unlink the stale file that was judged, holding its flock; return whether it was this one."""
-    if found.refused:
-        return _break(found)
     try:
         if not _is_same_file(found.path, found.descriptor):
             return False  # another evictor was faster, and this may be a living holder's file
@@ -517,15 +517,15 @@ def _not_ours(error, found):
 
 
 def _break(found):
-    """Unlink a file whose flock somebody else has, as time-only wants it; return whether it was the one judged.
+    """Unlink a file by its age alone, as time-only wants it; return whether it was the one that was judged.
 
-    With no flock of the file to be had, breakers take turns by the directory's. A release in the instant between the
-    check and the unlink is the one race that remains.
+    Its flock may be a living holder's, so breakers take turns by the directory's. A release, or an eviction by a run
+    of another strategy, in the instant between the check and the unlink is the one race that remains.
     """
     guard = _flock_directory(found.path, PATIENCE)
-    if guard is None:
-        raise PidLockError(found.path, "cannot be broken: its directory's flock is not to be had", "remove it by hand")
     try:
+        if guard is None:
+            raise PidLockError(found.path, "not broken: its directory's flock is not to be had", "remove it by hand")
         now = os.lstat(found.path)
         if not os.path.samestat(now, found.status) or now.st_mtime_ns != found.status.st_mtime_ns:
             return False
@@ -536,7 +536,9 @@ def _break(found):
     except PermissionError as error:
         raise _not_ours(error, found) from error
     finally:
-        _give_back(guard)
+        for descriptor in (guard, found.descriptor):
+            if descriptor is not None:
+                _give_back(descriptor)
 
 
 def _create(path, record, mode):
@@ -898,7 +900,7 @@ def _describe_self(command):
     details = {
         "host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time"),
         "pid_start": _start_time(start), "start": start, "acquired": _format_time(time.time()),
-        "command": " ".join(map(shlex.quote, command)),
+        "command": " ".join(map(shlex.quote, command))[:COMMAND_MAX],
     }
     return {key: value for key, value in details.items() if value}
 
@@ -2290,8 +2292,8 @@ def _signal_number(text):
 def _trace_id(text):
     import argparse
 
-    if not text.isprintable() or not text:
-        raise argparse.ArgumentTypeError("%r has characters that do not print, or none" % text)
+    if not text.isprintable() or not 1 <= len(text) <= TRACE_ID_MAX:
+        raise argparse.ArgumentTypeError("%r is empty, too long, or has characters that do not print" % text)
     return text
 
 

@@ -14,7 +14,7 @@ import time
 
 import pytest
 from conftest import CHILDREN, PIDLOCK, PYTHON
-from test_signals import LAST, REPORT, is_stopped, needs_audit, needs_bash, needs_unshare, until
+from test_signals import LAST, REPORT, is_stopped, needs_audit, needs_bash, needs_unshare, status_field, until
 
 pytestmark = [
     pytest.mark.blackbox,
@@ -139,8 +139,10 @@ def test_a_key_reaches_the_command_exactly_once(terminal, locked, key, name, arg
 
 @pytest.mark.parametrize("before", [(), pytest.param(("timeout", "60"), marks=needs_timeout)], ids=["alone", "timeout"])
 def test_ctrl_c_ends_the_command_and_then_pidlock_by_sigint(terminal, locked, pidfile, before):
-    one = terminal(*locked(*before, "sh", "-c", "echo ready; exec sleep 60"))
-    one.read_until("ready\n")
+    one = terminal(*locked(*before, "sh", "-c", "echo parent $PPID; exec sleep 60"))
+    parent_pid = int(one.read_until(r"parent \d+\n").split()[-1])
+    # timeout(1) leaves its command alone when the signal comes before its own fork(2) has returned
+    until(lambda: status_field(parent_pid, "State") == "S", "the command's parent sleeps")
     one.type(CTRL_C)
     assert (one.finish(), pidfile.exists()) == ((-signal.SIGINT, ""), False)
 
