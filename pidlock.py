@@ -96,16 +96,21 @@ NULS_MAX = 4096  # bytes; a block of NULs is what some filesystems leave after a
 TRACE_ID_MAX = 256  # characters; W3C's has 32
 COMMAND_MAX = 4096  # characters of the command line in the details, so that escaped they stay below BODY_MAX
 WRITING = 2.0  # seconds in which another program may still be writing an empty or partial pidfile
-LOOK_AGAIN = 0.050  # seconds; evictors and probers hold a file's flock for microseconds
+LOOK_AGAIN = 0.050  # seconds; evictors and probers hold a file's flock for microseconds, unless the CPU is taken away
+LOOK_LONG = 1.0  # seconds; the same where the flock is shared, which no holder's is
 LOOK_PAUSE = 0.001  # seconds between two looks meanwhile
 TICK_FIRST = 0.020  # seconds; the wait's timer, for what a pidfd cannot tell
 TICK_MAX = 0.100
 FRESHEN_EVERY = 3600.0  # seconds; /tmp cleaners count in days
 PROGRESS = 10.0  # seconds; longer without a held, stale or created file is a filesystem with unstable inode numbers
 PATIENCE = 2.0  # seconds to wait for the flock of a file or directory that is only ever held for an instant
+COUNTER_PATIENCE = 60.0  # seconds; a queue of contenders that each wait for a disk
 GUARD_PATIENCE = 1.0  # seconds; the same for the directory's, which others may flock for longer
+SLOTS_MAX = 10000  # of one semaphore
+UNLISTED_SLOTS = 100  # to probe in a directory that may not be listed
 UNGUARDED_TRIES = 5  # to take a slot without the directory's flock
 PRIVATE_PREFIX = ".pidlock-"  # and 16 hex digits; short, for FILE's own name may be NAME_MAX long
+COMM = "pidlock"  # the holder's /proc/PID/comm, which ps and pgrep show, however it was started
 LOWEST_FD = 10  # shells use the descriptors below themselves
 
 NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -203,7 +208,7 @@ class PidLock:
         self._max_concurrent = max_concurrent
         self._details = details
         self._fence = fence
-        self._trace_id = trace_id if trace_id is not None else _trace_of_environment()
+        self._trace_id = _trace_of_environment() if trace_id is None else str(trace_id)
         self._mode = mode
         self._on_event = on_event
         self._span = span
@@ -222,7 +227,7 @@ class PidLock:
             raise ValueError("stale_strategy: %r is none of %s" % (strategy, ", ".join(STRATEGIES)))
         if strategy == TIME_ONLY and stale_after is None:
             raise ValueError("stale_strategy: time-only needs stale_after")
-        if not isinstance(self._max_concurrent, int) or self._max_concurrent < 1:
+        if not isinstance(self._max_concurrent, int) or not 1 <= self._max_concurrent <= SLOTS_MAX:
             raise ValueError("max_concurrent: %r is not a number of slots" % (self._max_concurrent,))
         if self._trace_id is not None and not (self._trace_id.isprintable() and len(self._trace_id) <= TRACE_ID_MAX):
             raise ValueError("trace_id: %r is too long, or has characters that do not print" % self._trace_id)
@@ -249,65 +254,74 @@ class PidLock:
             raise RuntimeError("%s: this PidLock holds it already" % self.path)
         if self._descriptor is not None:
             os.close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
-            self._reset()
+        self._reset()
         if self._span is None:
             self._acquire()
             return self
-        with self._span("pidlock.acquire"):
-            self._acquire()
         try:
+            with self._span("pidlock.acquire"):
+                self._acquire()
+            if self._descriptor is None:
+                raise RuntimeError("%s: not acquired, and the span swallowed why" % self.path)
             self._held_span = self._span("pidlock.held")
             self._held_span.__enter__()
         except BaseException:
-            self._drop()
+            if self._descriptor is not None:
+                self._drop()
             raise
         return self
 
     def _acquire(self):
         started = time.monotonic()
         try:
-            self.path = _absolute(self.path)
             held = self._look()
             if held:
                 held = self._wait_for(held, started)
             if held:
-                refusal = _refuse(self.path, held)
-                self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
-                raise refusal
+                raise _refuse(self.path, held)
             self._since = time.monotonic()
             if self._fence:
-                self.token = _next_token(self.path + ".fence" if self._fence is True else _absolute(self._fence))
+                self.token = _next_token(self._counter_path(), self._mode)
             self._emit("acquired", None, self.pid, self._since - started)
+        except LockHeld as refusal:
+            self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
+            raise
         except BaseException:
             if self._descriptor is not None:
                 self._drop()
             raise
 
+    def _counter_path(self):
+        return self.path + ".fence" if self._fence is True else _absolute(_checked_path(self._fence))
+
     def _look(self):
         """Try once to take the lock or a slot of it: return [] with it taken, else the Findings that say held."""
         evicted = []  # type: list[Finding]
         try:
+            self.path = _absolute(self.path)
             return self._attempt_slots(evicted) if self._max_concurrent > 1 else self._attempt(1, evicted)
         except OSError as error:
             raise _explain(error, self.path, "take it") from error
         finally:
             for found in evicted:
-                self._emit("evicted", found.reason, found.pid, _lasted(found))
+                slot = 1 if found.path == self.path else _slot_of(found.path)
+                self._emit("evicted", found.reason, found.pid, _lasted(found), slot)
 
-    def _attempt(self, slot, evicted):
+    def _attempt(self, slot, evicted, guarded=False):
         """Go through steps 1 to 5 for one slot's file: return [] with it taken, else [the Finding that says held]."""
         path = _slot_path(self.path, slot)
         deadline = time.monotonic() + PROGRESS
         while time.monotonic() < deadline:
             found = _examine(path, fcntl.LOCK_EX, self._policy)  # steps 1, 2 and 3
             if found.state == STALE:
-                if _break(found) if self._policy[1] == TIME_ONLY else _evict(found):
+                if _break(found, guarded) if self._policy[1] == TIME_ONLY else _evict(found):
                     evicted.append(found)
             elif found.state == FREE:
                 descriptor = _create(path, self._make_record(slot), self._mode)  # steps 4 and 5
                 if descriptor is not None:
                     self.pid, self._slot_path, self.slot = os.getpid(), path, slot
-                    self._descriptor, self._file = descriptor, os.fstat(descriptor)
+                    self._descriptor, self._file = descriptor, None  # from here on a failure gives it back
+                    self._file = os.fstat(descriptor)
                     return []
             else:
                 return [found]
@@ -322,13 +336,13 @@ class PidLock:
         try:
             for _ in range(UNGUARDED_TRIES if guard is None else 1):
                 living = _living_slots(self.path, self._policy)
-                if not self._has_room(living):
+                if not _has_room(self._max_concurrent, living):
                     return living  # nothing is written where there is no room
-                refused = self._attempt_slots_in_turn(evicted)
+                refused = self._attempt_slots_in_turn(evicted, guard is not None)
                 if refused:
                     return refused
                 living = [found for found in _living_slots(self.path, self._policy) if found.path != self._slot_path]
-                if self._has_room(living):
+                if _has_room(self._max_concurrent, living):
                     return []
                 self._drop()
                 if guard is None:
@@ -338,17 +352,14 @@ class PidLock:
             if guard is not None:
                 _give_back(guard)
 
-    def _attempt_slots_in_turn(self, evicted):
+    def _attempt_slots_in_turn(self, evicted, guarded):
         refused = []
         for slot in range(1, self._max_concurrent + 1):
-            held = self._attempt(slot, evicted)
+            held = self._attempt(slot, evicted, guarded)
             if not held:
                 return []
             refused += held
         return refused
-
-    def _has_room(self, living):
-        return len(living) < min([self._max_concurrent] + [_limit_of(found.record) for found in living])
 
     def _make_record(self, slot):
         details = {"limit": str(self._max_concurrent)} if self._max_concurrent > 1 else {}
@@ -368,7 +379,7 @@ class PidLock:
         ended = set()  # type: set[int]
         while held:
             now = time.monotonic()
-            if now < started + LOOK_AGAIN and not all(map(_is_certain, held)):
+            if now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
                 time.sleep(LOOK_PAUSE)
             elif now >= deadline:
                 return held
@@ -387,11 +398,16 @@ class PidLock:
         Without effect (and True) when it is not held, and in a forked child. Raises PidLockError when the file
         cannot be removed; it is given up all the same, and the next run takes it over.
         """
+        return self._release((None, None, None))
+
+    def _release(self, exc_info):
         if self._descriptor is None or self.pid != os.getpid():
             return True
-        if self._held_span is not None:
-            self._held_span.__exit__(None, None, None)
-        lost = self._drop()
+        try:
+            if self._held_span is not None:
+                self._held_span.__exit__(*exc_info)
+        finally:
+            lost = self._drop()
         self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._since)
         return not lost
 
@@ -412,7 +428,7 @@ class PidLock:
         return self.acquire()
 
     def __exit__(self, *exc_info):
-        self.release()
+        self._release(exc_info)
 
     def __call__(self, function):
         """Decorate: each call of the function takes a lock of its own, in any thread."""
@@ -432,10 +448,10 @@ class PidLock:
 
         return locked
 
-    def _emit(self, event, reason, pid, seconds):
+    def _emit(self, event, reason, pid, seconds, slot=None):
         if self._on_event:
-            self._on_event({"event": event, "path": self.path, "pid": pid, "slot": self.slot, "token": self.token,
-                            "trace_id": self._trace_id, "seconds": seconds, "reason": reason})
+            self._on_event({"event": event, "path": self.path, "pid": pid, "slot": slot or self.slot,
+                            "token": self.token, "trace_id": self._trace_id, "seconds": seconds, "reason": reason})
 
 
 # ---- Steps of the lock ----
@@ -516,15 +532,16 @@ def _not_ours(error, found):
     return PidLockError(found.path, what, "remove it as that user or as root")
 
 
-def _break(found):
+def _break(found, guarded):
     """Unlink a file by its age alone, as time-only wants it; return whether it was the one that was judged.
 
     Its flock may be a living holder's, so breakers take turns by the directory's. A release, or an eviction by a run
     of another strategy, in the instant between the check and the unlink is the one race that remains.
+    guarded: the caller has that flock already.
     """
-    guard = _flock_directory(found.path, PATIENCE)
+    guard = None if guarded else _flock_directory(found.path, PATIENCE)
     try:
-        if guard is None:
+        if guard is None and not guarded:
             raise PidLockError(found.path, "not broken: its directory's flock is not to be had", "remove it by hand")
         now = os.lstat(found.path)
         if not os.path.samestat(now, found.status) or now.st_mtime_ns != found.status.st_mtime_ns:
@@ -549,8 +566,8 @@ def _create(path, record, mode):
         flocked = _flock(descriptor, fcntl.LOCK_EX)
         if flocked is False:
             return None  # we were stopped for so long that a sweep is judging our private file
-        _write_record(descriptor, record._replace(marked=flocked is True), mode)
-        in_place = not _link(private, path)
+        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), mode)
+        in_place = _names_are_inodes(descriptor) or not _link(private, path)
         # The flock was taken before the name appeared, so nobody can have judged the file stale meanwhile.
         if not in_place and _is_same_file(path, descriptor):
             os.unlink(private)
@@ -564,6 +581,16 @@ def _create(path, record, mode):
             _discard(private, descriptor)
             _give_back(descriptor)
     return _create_in_place(path, record, mode) if in_place else None
+
+
+def _names_are_inodes(descriptor):
+    """Return whether a second name would be a second inode here, without the flock of the first.
+
+    FUSE's high-level library (sshfs, bindfs) has an inode for each name, whatever number stat(2) reports.
+    """
+    if getattr(os.statvfs(descriptor), "f_fsid", 0):  # FUSE has none, most others do; Python 3.7
+        return False
+    return (_filesystem_type(descriptor) or "").partition(".")[0] == "fuse"
 
 
 def _link(private, path):
@@ -591,7 +618,7 @@ def _create_in_place(path, record, mode):
             raise PidLockError(path, "another process keeps the flock of this new file", "stop that process")
         if not _is_same_file(path, descriptor):
             return None
-        _write_record(descriptor, record._replace(marked=flocked is True), mode)
+        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), mode)
         published = True
         return descriptor
     finally:
@@ -620,8 +647,7 @@ def _open_new(path):
         raise
 
 
-def _write_record(descriptor, record, mode):
-    body = encode_record(record)
+def _fill_file(descriptor, body, mode):
     if os.write(descriptor, body) != len(body):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     try:
@@ -676,7 +702,7 @@ def _flock_directory(path, patience):
             return descriptor
     except OSError:
         pass
-    os.close(descriptor)
+    _close(descriptor)
     return None
 
 
@@ -687,7 +713,14 @@ def _give_back(descriptor):
     except OSError:
         pass  # there is no flock here, or the close has to do
     finally:
+        _close(descriptor)
+
+
+def _close(descriptor):
+    try:
         os.close(descriptor)
+    except OSError:
+        pass  # it is closed all the same (close(2): EINTR, EIO), and what has to be on disk was fsynced before
 
 
 def _move_fd_up(descriptor):
@@ -700,9 +733,9 @@ def _move_fd_up(descriptor):
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EMFILE) and lowest != 3:
                 continue
-            os.close(descriptor)
+            _close(descriptor)
             raise
-        os.close(descriptor)
+        _close(descriptor)
         return moved
     return descriptor
 
@@ -715,10 +748,11 @@ def _is_same_file(path, descriptor):
 
 
 def _refers_to(descriptor, status):
+    """Tell whether it is still the file of this status (None: not known yet), rather than closed or another's."""
     try:
-        return os.path.samestat(os.fstat(descriptor), status)
-    except OSError:
-        return False  # EBADF
+        return status is None or os.path.samestat(os.fstat(descriptor), status)
+    except OSError as error:
+        return error.errno != errno.EBADF
 
 
 def _remove_if_same(path, descriptor):
@@ -837,13 +871,18 @@ def parse_record(body):
     digits = first.rstrip(b"\0").strip(b" \t\r")
     pid = _parse_pid(digits)
     if pid:
-        details, debug = _parse_details(rest)
-        return Record(pid, body.startswith(digits + b"\n" + MARK), details, debug)
-    details, debug = _parse_details(body)  # another tool's marker
+        marked = body.startswith(digits + b"\n" + MARK) and _are_details(rest)
+        details, debug = _parse_details(rest, marked)
+        return Record(pid, marked, details, debug)
+    details, debug = _parse_details(body, False)  # another tool's marker
     pid = _parse_pid(details.get("pid", "").encode("ascii", "replace"))
-    if len(details.get("start", "")) > 9:
-        del details["start"]  # no ticks since boot, but a time of day: nothing to compare with ours
     return Record(pid, False, details, debug) if pid else None
+
+
+def _are_details(rest):
+    """Tell whether nothing but key=value lines follows: a text with two blank lines in it is no pidfile of ours."""
+    lines = rest.split(b"\n")
+    return lines.pop() == b"" and all(line in (b"", b"# debug") or b"=" in line for line in lines)
 
 
 def _parse_pid(digits):
@@ -853,8 +892,8 @@ def _parse_pid(digits):
     return int(significant)
 
 
-def _parse_details(body):
-    """Return the key=value lines of these bytes as (details, debug)."""
+def _parse_details(body, ours):
+    """Return the key=value lines of these bytes as (details, debug), but for another tool's times of start and boot."""
     details = {}  # type: dict[str, str]
     debug = {}  # type: dict[str, str]
     target = details
@@ -864,6 +903,11 @@ def _parse_details(body):
             target = debug
         elif equals and key.isidentifier():
             target[key] = _unescape(value)
+    start, boot = details.get("start", ""), details.get("boot", "")
+    if not ours and len(boot) != 36 and (len(start) > 9 if start.isdigit() else len(start.split()) != 5):
+        details.pop("start", None)  # neither ticks since boot nor what ps says, but seconds since the epoch, say
+    if not ours and len(boot) != 36:
+        details.pop("boot", None)  # no UUID
     return details, debug
 
 
@@ -887,8 +931,12 @@ def _unescape(value):
 
 def _limit_of(record):
     """Return how many holders this one allows beside it, itself included."""
-    limit = record.details.get("limit", "1") if record else "1"
-    return int(limit) if limit.isdigit() and len(limit) < 10 and int(limit) > 0 else 1
+    return max(1, _small_number(record.details.get("limit", ""))) if record else 1
+
+
+def _small_number(text):
+    """Return a number of at most 9 digits, 0 for any other text: ASCII only, not all that int() or isdigit() takes."""
+    return int(text) if 0 < len(text) < 10 and not text.strip("0123456789") else 0
 
 
 def _describe_self(command):
@@ -936,7 +984,7 @@ def _start_of(pid, like):
 
     try:
         answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL, env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC0"})
+                                stderr=subprocess.DEVNULL, env={"PATH": "/bin:/usr/bin", "LC_ALL": "C", "TZ": "UTC0"})
     except OSError:
         return None
     return " ".join(answer.stdout.decode("ascii", "replace").split()) or None
@@ -952,7 +1000,8 @@ def _start_time(start):
 
 def _format_time(seconds):
     """Return seconds since the epoch as RFC 3339 has it, to the millisecond."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + ".%03dZ" % (seconds % 1 * 1000)
+    whole, milliseconds = divmod(int(seconds * 1000 + 0.001), 1000)  # .001: a float of .123 may be a bit less
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + ".%03dZ" % milliseconds
 
 
 def _parse_time(text):
@@ -985,7 +1034,8 @@ def _lasted(found):
 def _trace_of_environment():
     """Return the trace ID in TRACEPARENT (W3C Trace Context, 3.2), None where there is none."""
     fields = os.environ.get("TRACEPARENT", "").split("-")
-    return fields[1] if len(fields) >= 4 and len(fields[1]) == 32 and fields[1].isalnum() else None
+    trace = fields[1] if len(fields) >= 4 and len(fields[1]) == 32 else ""
+    return trace if set("0") < set(trace) | {"0"} <= set("0123456789abcdef") else None  # all zeros are invalid
 
 
 def _filesystem_type(descriptor):
@@ -1029,12 +1079,20 @@ def _process_state(pid):
 
 def _stat_fields(pid):
     """Return the fields of /proc/PID/stat from the 3rd (state) on, proc(5); [] where that cannot be read."""
+    if not _proc_is_ours():
+        return []
     try:
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return []  # the /proc of another PID namespace: its numbers are not ours
         return _read("/proc/%d/stat" % pid).rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _proc_is_ours():
+    """Tell whether there is a /proc and it is our PID namespace's: another's numbers are not ours."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def _field_of(path, name):
@@ -1068,11 +1126,11 @@ def inspect(path, stale_after=None, stale_strategy=PID_FIRST):
 
     Raises PidLockError when the path is no pidfile or cannot be read.
     """
-    deadline = time.monotonic() + LOOK_AGAIN
+    started = time.monotonic()
     try:
         path = _absolute(_checked_path(path))
         found = _examine(path, fcntl.LOCK_SH, (stale_after, stale_strategy))
-        while time.monotonic() < deadline and not _is_certain(found):
+        while time.monotonic() < started + _doubt(found):
             time.sleep(LOOK_PAUSE)
             found = _examine(path, fcntl.LOCK_SH, (stale_after, stale_strategy))
     except OSError as error:
@@ -1105,52 +1163,55 @@ def _refuse(path, held):
     return LockHeld(path, held[0].pid, "as many as may hold it do: " + ", ".join(reasons), "wait for one or stop it")
 
 
-def _is_certain(found):
-    """Tell whether a refused flock is the recorded holder's; an evictor or prober gives it back at once."""
-    return not found.refused or any(_flockers(found.status, [found.pid]))
+def _doubt(found):
+    """Return for how many seconds a refused flock may be an evictor's or prober's, rather than the holder's."""
+    if not found.refused or any(_flockers(found.status, [found.pid])):
+        return 0
+    descriptor, granted = _open_and_flock(found.path, fcntl.LOCK_SH)
+    if descriptor is None:
+        return LOOK_AGAIN
+    _give_back(descriptor)
+    return LOOK_LONG if granted else LOOK_AGAIN
 
 
 def _find_holder(found):
     """Return the Holder for a Finding that says held or inconclusive."""
-    since = _duration(_lasted(found))
+    pid, since, either = found.pid, _duration(_lasted(found)), "wait for it or stop it"
     if found.state == INCONCLUSIVE:
         return _holder(found.reason, "if it is gone: rm %s" % found.path)
-    if not found.refused and not found.pid:
+    if not found.refused and not pid:
         return _holder(found.reason, "try again in %g s" % WRITING)
-    name, stopped = _name_of(_command_pid(found.pid)), _is_stopped(found.pid)
+    command = _command_pid(pid)
+    name, stopped = _name_of(command), _is_stopped(pid) or _is_stopped(command)
     if not found.refused:
-        reason = "held by PID %s for %s, says a file that pidlock did not write" % (_named(found.pid, name), since)
-        return _holder(reason, "wait for it or stop it; if it is a stranger: rm %s" % found.path, name, stopped)
-    takers = dict(_flockers(found.status, [found.pid])) or dict(_flockers(found.status, _all_pids()))
-    if takers and found.pid not in takers:
-        return _find_odd_holder(found, takers, since)
-    if not takers and (_process_state(found.pid) == "none" or os.access("/proc/%d/fd" % found.pid, os.R_OK)):
-        recorded = "PID %d does not have it" % found.pid if found.pid else "its PID is not legible"
-        reason = "held for %s, but %s; who does is not to be seen from here" % (since, recorded)
-        return _holder(reason, "wait for it, or look as root, outside this PID namespace")
-    reason = "held by PID %s%s for %s" % (_named(found.pid, name), ", which is stopped," if stopped else "", since)
-    advice = "continue it (kill -CONT %d) or stop it" % found.pid if stopped else "wait for it or stop it"
-    return _holder(reason, advice, name, stopped, pids=tuple(sorted(takers)))
+        reason = "held by PID %s for %s, to judge by the PID alone" % (_named(pid, name), since)
+        return _holder(reason, "%s; if it is a stranger: rm %s" % (either, found.path), name, stopped)
+    takers = dict(_flockers(found.status, [pid])) or dict(_flockers(found.status, _all_pids()))
+    pids = tuple(sorted(takers))
+    gone = _process_state(pid) in ("none", "zombie") or os.access("/proc/%d/fd" % pid, os.R_OK)  # or visibly without it
+    if pid in takers or not gone:
+        reason = "held by PID %s%s for %s" % (_named(pid, name), ", which is stopped," if stopped else "", since)
+        advice = "continue it (kill -CONT %d) or stop it" % pid if stopped else either
+        return _holder(reason, advice, name, stopped, pids=pids)
+    names = ", ".join("PID " + _named(taker, _name_of(taker)) for taker in pids)
+    here = [taker for taker in pids if _innermost_pid(taker) == pid]
+    if here:
+        name = _name_of(_command_pid(here[0]))
+        reason = "held by PID %d of another PID namespace, here %s, for %s" % (pid, _named(here[0], name), since)
+        return _holder(reason, either, name, _is_stopped(here[0]), elsewhere=True, pids=pids)
+    if pid and any(taken_by in (0, pid) for taken_by in takers.values()):  # a dead taker may read as 0
+        reason = "held for %s: its holder, PID %d, was killed, but its command lives on: %s" % (since, pid, names)
+        return _holder(reason, either, _name_of(pids[0]), orphaned=True, pids=pids)
+    if takers:
+        reason = "busy: %s has its flock without being its holder" % names
+        return _holder(reason, either + "; --mode 0600 keeps others from that", pids=pids)
+    recorded = "PID %d does not have it" % pid if pid else "its PID is not legible"
+    reason = "held for %s, but %s; who does is not to be seen from here" % (since, recorded)
+    return _holder(reason, "wait for it, or look as root, outside this PID namespace")
 
 
 def _holder(reason, advice, command=None, stopped=False, elsewhere=False, orphaned=False, pids=()):
     return Holder(reason, advice, command, stopped, elsewhere, orphaned, pids)
-
-
-def _find_odd_holder(found, takers, since):
-    """Return the Holder where processes other than the recorded one have the flock. takers: {PID: who took it}."""
-    pids = tuple(sorted(takers))
-    names = ", ".join("PID " + _named(pid, _name_of(pid)) for pid in pids)
-    here = [pid for pid in pids if (_field_of("/proc/%d/status" % pid, "NSpid:") or [])[1:][-1:] == [str(found.pid)]]
-    if here:
-        name = _name_of(_command_pid(here[0]))
-        reason = "held by PID %d of another PID namespace, here %s, for %s" % (found.pid, _named(here[0], name), since)
-        return _holder(reason, "wait for it or stop it", name, _is_stopped(here[0]), elsewhere=True, pids=pids)
-    if found.pid and any(taker in (0, found.pid) for taker in takers.values()):  # a dead taker may read as 0
-        reason = "held for %s: its holder, PID %d, was killed, but its command lives on: %s" % (since, found.pid, names)
-        return _holder(reason, "wait for it or stop it", _name_of(pids[0]), orphaned=True, pids=pids)
-    reason = "busy: %s has its flock without being its holder" % names
-    return _holder(reason, "wait for it or stop it; --mode 0600 keeps others from that", pids=pids)
 
 
 def signal_holder(path, signum):
@@ -1189,12 +1250,19 @@ def signal_holder(path, signum):
 def _signal_command(path, holder, signum):
     """Send KILL or STOP to the holder's command, with its group if it leads one: no job is left without its lock."""
     command = _command_pid(holder)
-    if command is None:
-        raise PidLockError(path, "not signalled: PID %d has no command at this moment" % holder, "try again")
-    if os.getpgid(command) == command != holder:
-        os.killpg(command, signum)
-    else:
-        os.kill(command, signum)
+    pidfd = _open_pidfd(command) if command else None
+    try:
+        if command is None or (command != holder and _stat_fields(command)[1:2] != [str(holder)]):
+            raise PidLockError(path, "not signalled: PID %d has no command to be seen" % holder, "try again")
+        if command != holder and os.getpgid(command) == command:
+            os.killpg(command, signum)
+        elif pidfd is not None and hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal(pidfd, signum)
+        else:
+            os.kill(command, signum)
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
 
 
 def _flockers(status, pids):
@@ -1202,7 +1270,7 @@ def _flockers(status, pids):
 
     By /proc/PID/fdinfo, proc(5): /proc/locks names dead takers, hides other namespaces and disagrees on overlayfs.
     """
-    for pid in pids:
+    for pid in pids if _proc_is_ours() else ():
         try:
             numbers = os.listdir("/proc/%d/fd" % pid)
         except OSError:
@@ -1227,25 +1295,29 @@ def _all_pids():
 def _command_pid(pid):
     """Return the PID of what runs under the lock: the holder's child where the holder is a pidlock, else its own.
 
-    None where it is a pidlock that has no child.
+    None where it is a pidlock whose child is not to be seen.
     """
+    if _name_of(pid) != COMM:
+        return pid
     try:
-        words = _read("/proc/%d/cmdline" % pid).split("\0")[:4]  # an interpreter and its options come before the script
-        if any(os.path.basename(word) in ("pidlock", "pidlock.py") for word in words):
-            children = _read("/proc/%d/task/%d/children" % (pid, pid)).split()
-            return int(children[0]) if children else None
-    except OSError:
-        pass
-    return pid
+        return int(_read("/proc/%d/task/%d/children" % (pid, pid)).split()[0])  # proc(5), CONFIG_PROC_CHILDREN
+    except (OSError, IndexError):
+        return None
+
+
+def _innermost_pid(pid):
+    """Return the PID that a process of an inner PID namespace has there, None for one of ours."""
+    numbers = _field_of("/proc/%d/status" % pid, "NSpid:") or []
+    return int(numbers[-1]) if len(numbers) > 1 else None
 
 
 def _is_stopped(pid):
-    return _stat_fields(pid)[:1] == ["T"]
+    return pid is not None and _stat_fields(pid)[:1] == ["T"]
 
 
 def _name_of(pid):
     try:
-        return _printable(_read("/proc/%d/comm" % pid).rstrip("\n")) if pid else None
+        return _printable(_read("/proc/%d/comm" % pid).rstrip("\n")) if pid and _proc_is_ours() else None
     except OSError:
         return None
 
@@ -1320,14 +1392,14 @@ def _explain(error, path, doing):
     return PidLockError(path, "cannot %s: %s" % (doing, error.strerror), advice)
 
 
-def _explain_open(error, path):
+def _explain_open(error, path, wanted="pidfile"):
     try:
         status = os.lstat(path)
     except OSError:
         return _explain(error, path, "open it")
     kind = _kind_of(status)
     if kind:
-        return PidLockError(path, "is %s, not a pidfile" % kind, "name another file")
+        return PidLockError(path, "is %s, not a %s" % (kind, wanted), "name another file")
     owned = "open it, %s's with mode %04o" % (_user_name(status.st_uid), stat.S_IMODE(status.st_mode))
     return _explain(error, path, owned)
 
@@ -1381,7 +1453,12 @@ def _slot_path(path, slot):
 def _slot_of(path):
     """Return the slot that a path's name tells: k for FILE.k, else 1."""
     digits = path.rpartition(".")[2]
-    return int(digits) if digits.isdigit() and digits[0] != "0" and len(digits) < 10 and int(digits) > 1 else 1
+    return 1 if digits.startswith("0") else max(1, _small_number(digits))
+
+
+def _has_room(limit, living):
+    """Tell whether one more, of this limit, may hold it beside the living slots' holders."""
+    return len(living) < min([limit] + [_limit_of(found.record) for found in living])
 
 
 def _living_slots(path, policy):
@@ -1391,12 +1468,15 @@ def _living_slots(path, policy):
         names = set(os.listdir(directory))
     except FileNotFoundError:
         return []
+    except PermissionError:  # a directory to write into, but not to list
+        names = {name for name in (_slot_path(base, slot) for slot in range(1, UNLISTED_SLOTS + 1))
+                 if os.path.lexists(os.path.join(directory, name))}
     slots = sorted(slot for slot in set(map(_slot_of, names)) if _slot_path(base, slot) in names)
     findings = (_examine(_slot_path(path, slot), fcntl.LOCK_SH, policy) for slot in slots)
     return [found for found in findings if found.state in (HELD, INCONCLUSIVE)]
 
 
-def _next_token(path):
+def _next_token(path, mode=0o644):
     """Bump the counter at path, on disk before it is returned; a missing one starts at the clock's microseconds.
 
     The counter is 20 digits and a newline, always the same width, and written in one pwrite: a truncate or a rename
@@ -1404,15 +1484,24 @@ def _next_token(path):
     """
     try:
         while True:
-            descriptor = _open_counter(path)
+            descriptor = _open_counter(path, mode)
+            if descriptor is None:
+                continue
             try:
-                if not _flock_patiently(descriptor, PATIENCE):
-                    raise PidLockError(path, "the counter's flock is not to be had", "find out who keeps it (fuser)")
+                kind = _kind_of(os.fstat(descriptor))
+                if kind:
+                    raise PidLockError(path, "is %s, not a fencing counter" % kind, "name another file")
+                granted = _flock_patiently(descriptor, COUNTER_PATIENCE)
+                if not granted:
+                    problem = "somebody keeps the counter's flock" if granted is False else "no flock is to be had here"
+                    raise PidLockError(path, problem, "name a counter elsewhere (--fence=FILE)")
                 body = os.pread(descriptor, 64, 0)
-                if len(body) != 21 or not body[:20].isdigit() or body[20:] != b"\n":
+                if len(body) != 21 or not body[:20].isdigit() or body[20:] != b"\n" or body[:20] == b"9" * 20:
                     raise PidLockError(path, "is no fencing counter", "name another file; if it is damaged, remove it")
-                token = int(body) + 1
-                _write_whole(descriptor, b"%020d\n" % token)
+                # 0: a new one. Its clock is read only here, for its creator may have been stopped for long.
+                token = int(body) + 1 if int(body) else int(time.time() * 1000000)
+                if os.pwrite(descriptor, b"%020d\n" % token, 0) != 21:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
                 if _is_same_file(path, descriptor):
                     return token
@@ -1422,24 +1511,24 @@ def _next_token(path):
         raise _explain(error, path, "bump the counter") from error
 
 
-def _open_counter(path):
-    """Open the counter; a missing one appears complete by link(2), with its directory entry on disk."""
+def _open_counter(path, mode):
+    """Open the counter; make a missing one, complete by link(2) and on disk, and return None to start over."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         return os.open(path, flags)
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise _explain_open(error, path) from error
+        raise _explain_open(error, path, "fencing counter") from error
     private, descriptor = _open_private(path)
     try:
         _flock(descriptor, fcntl.LOCK_EX)
-        _write_whole(descriptor, b"%020d\n" % int(time.time() * 1000000))
+        _fill_file(descriptor, b"%020d\n" % 0, mode)
         os.fsync(descriptor)
-        try:
-            os.link(private, path)
-        except FileExistsError:
-            pass  # somebody else's is as good
+        if not _link(private, path):
+            raise PidLockError(path, "this filesystem has no hard links", "name a counter elsewhere (--fence=FILE)")
+    except (FileExistsError, FileNotFoundError):
+        pass  # somebody else's is as good; or a sweep took our private name
     finally:
         _discard(private, descriptor)
         _give_back(descriptor)
@@ -1447,13 +1536,8 @@ def _open_counter(path):
     try:
         os.fsync(directory)
     finally:
-        os.close(directory)
-    return os.open(path, flags)
-
-
-def _write_whole(descriptor, body):
-    if os.pwrite(descriptor, body, 0) != len(body):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _close(directory)
+    return None
 
 
 def sweep(directory):
@@ -1527,12 +1611,15 @@ def _is_private(name):
 
 
 def _has_mark(path):
-    try:
-        with open(path, "rb") as file:
-            record = parse_record(file.read(DAMAGED_MAX))
+    try:  # as in step 1: it may be a FIFO by now
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         return False
-    return record is not None and record.marked
+    try:
+        record = parse_record(os.pread(descriptor, BODY_MAX + 1, 0))
+        return record is not None and record.marked and os.fstat(descriptor).st_size <= BODY_MAX
+    finally:
+        _close(descriptor)
 
 
 class LockDir:
@@ -1590,7 +1677,7 @@ def _run_command(lock, argv, mask, signals, close, group):
         _become_command(argv, environment, mask, None if close else lock._descriptor, ours if group else None)
     if group:
         _make_group(child, ours)  # here and in the child: whoever comes first
-    interrupted = False
+    interrupted = got_int = False
     before_fork = True  # what was pending at the fork has not reached the child, whoever sent it
     fresh_until = time.monotonic() + FRESHEN_EVERY
     while True:
@@ -1604,14 +1691,16 @@ def _run_command(lock, argv, mask, signals, close, group):
         elif info.si_signo == signal.SIGCHLD:
             status = _reap(child)
             if status is not None and os.WIFSTOPPED(status):
-                _stop_as(os.WSTOPSIG(status), child)
+                _stop_as(os.WSTOPSIG(status), child, group)
             elif status is not None:
-                if group and _move_foreground(child, ours) and _died_of(status, signal.SIGINT):
+                given_back = group and _move_foreground(child, ours)
+                if given_back and _died_of(status, signal.SIGINT) and not got_int:
                     interrupted = True
                     os.killpg(ours, signal.SIGINT)  # the terminal's Ctrl-C, which but for --group all of us had got
                 return status, interrupted
         else:
             interrupted = interrupted or _is_ctrl_c(info)
+            got_int = got_int or info.si_signo == signal.SIGINT
             try:
                 _pass_on(info, child, before_fork, group)
             except OSError as error:  # EPERM: it has become another user's (sudo)
@@ -1725,7 +1814,8 @@ def _make_group(child, ours):
         os.setpgid(child, child)
     except OSError:
         return  # EACCES, setpgid(2): it has executed the command, so it has done all this itself
-    _move_foreground(ours, child)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in a script's `pidlock ... &`: the keys are the script's
+        _move_foreground(ours, child)
 
 
 def _move_foreground(group, to):
@@ -1765,7 +1855,7 @@ def _is_ctrl_c(info):
     return info.si_signo == signal.SIGINT and _is_from_terminal(info)
 
 
-def _stop_as(signum, child):
+def _stop_as(signum, child, group):
     """The command was stopped by the terminal: stop too, so that the shell gets the terminal back."""
     if signum not in STOP_SIGNALS:
         return  # SIGSTOP: somebody stopped the command alone
@@ -1773,10 +1863,15 @@ def _stop_as(signum, child):
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         return  # no controlling terminal, so nobody would continue us
-    _move_foreground(child, os.getpgrp())
+    ours = os.getpgrp()
+    if group and (_is_orphaned() if signum == signal.SIGTSTP else _move_foreground(ours, child)):
+        os.killpg(child, signal.SIGCONT)  # nobody would continue us; or bash's fg gave us the terminal without a word
+        return
+    _move_foreground(child, ours)
     if signal.SIGCONT in signal.sigpending():
         return  # we are too late: the shell has gone on
-    os.kill(os.getpid(), signum)  # still blocked: merges with the one that the terminal sent, so we stop once
+    # Still blocked: merges with the one that the terminal sent, so we stop once. With --group it sent none to ours.
+    (os.killpg if group else os.kill)(ours if group else os.getpid(), signum)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
 
@@ -1793,11 +1888,22 @@ def _freshen(descriptor):
 def _next_signal(signals, seconds):
     """Return the siginfo of the next of these blocked signals, None after so many seconds."""
     if hasattr(signal, "sigtimedwait"):
-        return signal.sigtimedwait(signals, seconds)
+        info = signal.sigtimedwait(signals, seconds)
+        # Where we were stopped beyond the time (SIGSTOP, docker pause), Python 3.6 to 3.13 return rubbish for None.
+        return info if info and info.si_signo in signals and -64 < info.si_code <= SI_KERNEL else None
     if not seconds and not signals & signal.sigpending():
         return None
     signum = signal.sigwait(signals)  # macOS: no time limit, and no telling who sent it
     return SignalInfo(signum, 0)
+
+
+def _set_comm():
+    try:
+        descriptor = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(descriptor, COMM.encode("ascii"))
+        os.close(descriptor)
+    except OSError:
+        pass  # there is no /proc: then nobody looks there either
 
 
 def _passed_signals():
@@ -1853,9 +1959,11 @@ def _log(event, options):
             if sys.stderr is not None:
                 os.write(2, line)
             return
-        descriptor = os.open(options.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open(options.log, flags | os.O_NONBLOCK, 0o644)  # a FIFO that nobody reads stops no command
         try:
-            os.write(descriptor, line)
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -1887,6 +1995,7 @@ def _count(path, changes, options):
         if guard is None:
             raise OSError(errno.EAGAIN, "its directory is missing, or its flock is not to be had")
         values = _parse_metrics(metrics)
+        path = os.fsencode(path).decode("utf-8", "backslashreplace")  # Prometheus takes UTF-8 alone
         label = 'pidfile="%s"' % "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(char, char) for char in path)
         for short, value in changes.items():
             name = next(name for name in METRICS if name.startswith("pidlock_" + short))
@@ -1905,11 +2014,14 @@ def _count(path, changes, options):
 def _parse_metrics(metrics):
     """Return {(name, label): value} of a file that pidlock wrote. Raises ValueError for any other."""
     try:
+        kind = _kind_of(os.lstat(metrics))
+        if kind:
+            raise ValueError("it is %s" % kind)  # a rename would replace /dev/null too
         text = _read(metrics)
     except FileNotFoundError:
         return {}
     values = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         name, _, rest = line.partition("{")
         label, _, value = rest.rpartition("} ")
         if name in METRICS:
@@ -1929,8 +2041,7 @@ def _replace_metrics(metrics, values):
     private, descriptor = _open_private(metrics)
     try:
         _flock(descriptor, fcntl.LOCK_EX)
-        _write_whole(descriptor, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
-        os.fchmod(descriptor, 0o644)
+        _fill_file(descriptor, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"), 0o644)
         os.rename(private, metrics)
     finally:
         _discard(private, descriptor)
@@ -1996,14 +2107,18 @@ def run_as_process():
 
 
 def _inspect_slots(options):
-    """Return the Status of the lock, and those of all its slots where there is more than one."""
-    statuses = [inspect(_slot_path(options.pidfile, slot), options.stale_after, options.stale_strategy)
-                for slot in range(1, options.max_concurrent + 1)]
-    for state in (FREE, STALE, UNKNOWN, HELD):  # one free slot makes the lock free
-        for status in statuses:
-            if status.state == state:
-                return status, statuses
-    raise AssertionError("unreachable: a state is one of these")
+    """Return the Status of the lock, and those of its slots: as many as asked for, and all others that are held."""
+    policy = (options.stale_after, options.stale_strategy)
+    statuses = [inspect(_slot_path(options.pidfile, slot), *policy) for slot in range(1, options.max_concurrent + 1)]
+    states = [FREE, STALE, UNKNOWN, HELD]  # one free slot makes the lock free
+    if len(statuses) > 1:
+        statuses = [status._replace(slot=slot) for slot, status in enumerate(statuses, 1)]
+        living = {found.path: found for found in _living_slots(statuses[0].path, policy)}
+        statuses += [inspect(path, *policy) for path in living if path not in {status.path for status in statuses}]
+        held = [living[status.path] for status in statuses if status.state in (HELD, UNKNOWN) and status.path in living]
+        if not _has_room(options.max_concurrent, held):
+            states = [UNKNOWN, HELD]  # whatever names are free
+    return next(status for state in states for status in statuses if status.state == state), statuses
 
 
 def _check(options, mask):
@@ -2019,13 +2134,16 @@ def _show_status(options, mask):
         import json
 
         reports = [dict(status._asdict(), since=status.since and _format_time(status.since)) for status in statuses]
-        print(json.dumps(dict(reports[statuses.index(best)], slots=reports) if len(reports) > 1 else reports[0]))
+        text = json.dumps(dict(reports[statuses.index(best)], slots=reports) if len(reports) > 1 else reports[0]) + "\n"
     else:
-        for status in statuses:
-            reason = status.reason if status.reason.startswith((status.state, "there")) else \
-                "%s: %s" % (status.state, status.reason)
-            sys.stdout.write(_printable("%s: %s" % (status.path, reason)) + "\n")
-    return STATUS_CODES[best.state]
+        text = "".join(_printable("%s: %s" % (status.path, _describe(status))) + "\n" for status in statuses)
+    return STATUS_CODES[best.state] if _write(sys.stdout, text) else EXIT_UNKNOWN
+
+
+def _describe(status):
+    if status.reason.startswith((status.state, "there is no file")):
+        return status.reason
+    return "%s: %s" % (status.state, status.reason)
 
 
 def _send_signal(options, mask):
@@ -2034,11 +2152,10 @@ def _send_signal(options, mask):
 
 def _sweep(options, mask):
     swept, failures = _sweep_all(options.sweep, options.dry_run)
-    for path in swept:
-        sys.stdout.write(_printable(path) + "\n")
+    printed = not swept or _write(sys.stdout, "".join(_printable(path) + "\n" for path in swept))
     for failure in failures:
         _say(failure)
-    return EXIT_FAILED if failures else EXIT_OK
+    return EXIT_OK if printed and not failures else EXIT_FAILED
 
 
 def _run(options, mask):
@@ -2049,15 +2166,14 @@ def _run(options, mask):
         options.details, options.fence, options.trace_id, options.mode, lambda event: _report(event, options),
     )
     lock._command = options.command
-    asked = set()
+    asked = set()  # type: set[tuple[int, bool]]
 
     def on_tick(held):
         _raise_pending(signals - mask)
-        for found in held:
-            holder = (found.pid, _process_state(found.pid) == "none")  # asked anew when it has ended
-            if holder not in asked:
-                asked.add(holder)
-                _begin_wait(lock.path, found, options.quiet)
+        holders = {(found.pid, _process_state(found.pid) == "none") for found in held}  # asked anew when one has ended
+        if not holders <= asked:
+            asked.update(holders)
+            _begin_wait(lock.path, held, options.quiet)
 
     lock._on_tick = on_tick
     # The stop signals stay unblocked until the lock is ours: Ctrl-Z stops a waiting pidlock.
@@ -2070,6 +2186,7 @@ def _run(options, mask):
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     started = time.monotonic()
     try:
+        _set_comm()
         _raise_pending(signals - mask)  # what came during the wait ends it, rather than a command just started
         wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close, options.group)
     finally:
@@ -2090,12 +2207,12 @@ def _raise_pending(signals):
         raise _Interrupted(info.si_signo, _is_from_terminal(info))
 
 
-def _begin_wait(path, found, quiet):
-    if _waits_for_us(found):
-        reason = "held by PID %d, which waits for this very process" % found.pid
-        raise LockHeld(path, found.pid, reason, "lock once, outside")
+def _begin_wait(path, held, quiet):
+    if all(map(_waits_for_us, held)):
+        reason = "held by PID %d, which waits for this very process" % held[0].pid
+        raise LockHeld(path, held[0].pid, reason, "lock once, outside")
     if not quiet and sys.stderr and sys.stderr.isatty():
-        _say("%s: waiting: %s" % (path, _find_holder(found).reason))
+        _say("%s: waiting: %s" % (path, _refuse(path, held).reason))
 
 
 def _waits_for_us(found):
@@ -2125,16 +2242,18 @@ def _end_by(signum, from_terminal, mask):
 
 def _say(message):
     """Write one line on stderr; a line that cannot be written changes nothing."""
-    _write_stderr("pidlock: %s\n" % _printable(str(message)))
+    _write(sys.stderr, "pidlock: %s\n" % _printable(str(message)))
 
 
-def _write_stderr(text):
-    if sys.stderr is None:
-        return  # closed at the start, and by now descriptor 2 may be anything
+def _write(stream, text):
+    """Write to sys.stdout or sys.stderr in one write; return whether that went well."""
+    if stream is None:
+        return False  # closed at the start, and by now its descriptor may be anything
     try:
-        os.write(2, text.encode(sys.stderr.encoding or "ascii", "backslashreplace"))
+        os.write(stream.fileno(), text.encode(stream.encoding or "ascii", "backslashreplace"))
     except OSError:
-        pass
+        return False
+    return True
 
 
 def _parse(argv):
@@ -2149,7 +2268,7 @@ def _parse(argv):
             return words if action.nargs == 0 else words + " " + action.metavar
 
     def error(message):
-        _write_stderr("usage: %s\npidlock: error: %s\n" % (USAGE, message))
+        _write(sys.stderr, "usage: %s\npidlock: error: %s\n" % (USAGE, message))
         raise SystemExit(EXIT_USAGE)
 
     parser = argparse.ArgumentParser(
@@ -2241,7 +2360,7 @@ def _check_usage(parser, options):
         parser.error("%s does not go with %s" % (as_option[strange[0]], as_option[asked[0]] if asked else "a command"))
     if "pidfile" not in given and (not asked or asked[0] not in ("sweep", "self_test")):
         parser.error("--pidfile FILE is required")
-    for name in ("pidfile", "sweep"):
+    for name in ("pidfile", "sweep", "log", "metrics"):
         if getattr(options, name) == "":
             parser.error("--%s: an empty name" % name)
     if not asked and not options.command:
@@ -2279,7 +2398,7 @@ def _exit_code(text):
 
 
 def _slots(text):
-    return _number(text, 1, 10000, "number of slots")
+    return _number(text, 1, SLOTS_MAX, "number of slots")
 
 
 def _signal_number(text):

@@ -276,10 +276,10 @@ def test_a_decorated_function_runs_in_one_thread_at_a_time(pidfile):
     @PidLock(pidfile, wait=60)
     def work():
         if not busy.acquire(blocking=False):
-            overlaps.append(threading.get_ident())
+            overlaps.append(threading.current_thread())
         time.sleep(0.001)  # room for an overlap
         busy.release()
-        done.append(threading.get_ident())
+        done.append(threading.current_thread())
 
     threads = [threading.Thread(target=lambda: [work() for _ in range(3)]) for _ in range(3)]
     for thread in threads:

@@ -14,7 +14,17 @@ import time
 
 import pytest
 from conftest import CHILDREN, PIDLOCK, PYTHON
-from test_signals import LAST, REPORT, is_stopped, needs_audit, needs_bash, needs_unshare, status_field, until
+from test_signals import (
+    LAST,
+    REPORT,
+    is_stopped,
+    kill_session,
+    needs_audit,
+    needs_bash,
+    needs_unshare,
+    status_field,
+    until,
+)
 
 pytestmark = [
     pytest.mark.blackbox,
@@ -67,9 +77,8 @@ class Terminal:
         self.master = None
 
     def close(self):
-        if self.leader.poll() is None:
-            self.leader.kill()
-            self.leader.wait()
+        kill_session(self.leader.pid)
+        self.leader.wait(timeout=60)
         if self.master is not None:
             self.hang_up()
 
