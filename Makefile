@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PREFIX ?= /usr/local
+LIBRARY = $(PREFIX)/lib/pidlock
 PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3 /usr/bin/python3)
 
-.PHONY: test stress pythons lint self-test check clean
+.PHONY: test stress pythons lint self-test model check install uninstall clean
 
 test: $(VENV)/ready
 	$(BIN)/pytest -n 4
@@ -35,6 +37,20 @@ self-test:
 	$(PYTHON) pidlock.py --self-test
 
 check: lint self-test test pythons
+
+# Compiled beforehand and started with -IS: no site start-up, and nobody's PYTHONPATH is imported into root's cron.
+install: INSTALL_PYTHON = $(if $(filter command line,$(origin PYTHON)),$(PYTHON),/usr/bin/python3)
+install:
+	install -D -m 644 pidlock.py $(DESTDIR)$(LIBRARY)/pidlock.py
+	$(INSTALL_PYTHON) -m compileall -q -d $(LIBRARY) $(DESTDIR)$(LIBRARY)
+	install -d $(DESTDIR)$(PREFIX)/bin
+	printf '%s\n' '#!$(INSTALL_PYTHON) -IS' 'import sys' 'sys.path.insert(0, "$(LIBRARY)")' \
+	    'import pidlock' 'pidlock.run_as_process()' > $(DESTDIR)$(PREFIX)/bin/pidlock
+	chmod 755 $(DESTDIR)$(PREFIX)/bin/pidlock
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/pidlock
+	rm -rf $(DESTDIR)$(LIBRARY)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
