@@ -1532,7 +1532,10 @@ def _open_counter(path, mode):
     finally:
         _discard(private, descriptor)
         _give_back(descriptor)
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return None  # a directory that one may not list cannot be put on disk
     try:
         os.fsync(directory)
     finally:
