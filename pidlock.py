@@ -1796,8 +1796,8 @@ def _reap(child):
 def _pass_on(info, child, before_fork, group):
     """Pass a signal on to the command, or all its group, unless the terminal has sent it to both of us."""
     leads_group = os.getpgid(child) == child
-    # A hang-up goes to the session's leader alone (tty_ioctl(4), TIOCNOTTY): then the command has not got it.
-    lone_hangup = info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid()
+    # A hang-up, and the CONT with it, goes to the session's leader alone (tty_ioctl(4)): the command has not got it.
+    lone_hangup = info.si_signo in (signal.SIGHUP, signal.SIGCONT) and os.getsid(0) == os.getpid()
     shares_group = os.getpgid(child) == os.getpgrp()
     if _is_from_terminal(info) and shares_group and not before_fork and not lone_hangup:
         return
