@@ -867,14 +867,15 @@ def encode_record(record):
 
 def parse_record(body):
     """Return the Record in these bytes, or None when there is no PID: neither as first line nor as `pid=`."""
-    first, _, rest = (body[3:] if body.startswith(b"\xef\xbb\xbf") else body).partition(b"\n")
+    text = body[3:] if body.startswith(b"\xef\xbb\xbf") else body
+    first, _, rest = text.partition(b"\n")
     digits = first.rstrip(b"\0").strip(b" \t\r")
     pid = _parse_pid(digits)
     if pid:
         marked = body.startswith(digits + b"\n" + MARK) and _are_details(rest)
         details, debug = _parse_details(rest, marked)
         return Record(pid, marked, details, debug)
-    details, debug = _parse_details(body, False)  # another tool's marker
+    details, debug = _parse_details(text, False)  # another tool's marker
     pid = _parse_pid(details.get("pid", "").encode("ascii", "replace"))
     return Record(pid, False, details, debug) if pid else None
 
