@@ -29,6 +29,10 @@ pythons: $(VENV)/ready
 	    PIDLOCK_PYTHON=$$python $(BIN)/pytest -n 4 -m blackbox; \
 	done
 
+# The protocol of the lock, checked by SPIN in every state that can be reached.
+model: $(VENV)/ready
+	PIDLOCK_MODEL=1 $(BIN)/pytest tests/test_model.py -s
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,7 +40,7 @@ lint: $(VENV)/ready
 self-test:
 	$(PYTHON) pidlock.py --self-test
 
-check: lint self-test test pythons
+check: lint self-test test model pythons
 
 # Compiled beforehand and started with -IS: no site start-up, and nobody's PYTHONPATH is imported into root's cron.
 install: INSTALL_PYTHON = $(if $(filter command line,$(origin PYTHON)),$(PYTHON),/usr/bin/python3)

@@ -32,14 +32,16 @@ judge called the file stale.
 
 What kill -9 leaves: before link, a private file (`.pidlock-...`, for a sweep); after it, a
 marked file whose flock the kernel has freed, so the next run evicts it.  While the command
-lives on it keeps the inherited flock, and the path stays held until it has ended.
+lives on it keeps the inherited flock, and the path stays held until it has ended (not with
+`--close`: then the next run evicts it).
 
 Limits.  Advisory: only who uses pidlock respects it.  One host: on a network filesystem it
 refuses rather than guesses.  Whoever may read the file may flock it and so keep a stale one
-busy; `--mode 0600` where that matters.  Races that remain: a path removed by hand in the
-instant between release's check and its unlink; one written or replaced by another program in
-the instant between the evictor's check and its unlink; on a filesystem without flock, two
-evictors between check and unlink.
+busy; `--mode 0600` where that matters.  Races that remain: a path removed or replaced by others
+in the instant between a check (release's or the evictor's) and its unlink; one written in place
+by another program in the instant between the evictor's check and its unlink.  On a filesystem
+without flock: two evictors between check and unlink; and nothing tells that the command of a
+killed pidlock lives on.
 
 The names in __all__ are the stable API; the others are not, nor is the wording of messages.
 """
@@ -417,6 +419,8 @@ class PidLock:
         self._descriptor = None
         if not _refers_to(descriptor, self._file):
             return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
+        # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
+        # marked file without its flock is stale to everybody, and we might unlink the next holder's.
         try:
             return None if _remove_if_same(path, descriptor) else "the file was removed or replaced"
         except OSError as error:
@@ -516,6 +520,8 @@ def _evict(found):
         now = os.fstat(found.descriptor)
         if now.st_mtime_ns != found.status.st_mtime_ns or os.pread(found.descriptor, BODY_MAX + 1, 0) != found.body:
             return False  # `echo $$ > FILE` writes in place: judge anew
+        # Still flocked: unlocked first, a second evictor passes the check too, and the slower of us unlinks the
+        # faster one's lock.
         os.unlink(found.path)
         return True
     except FileNotFoundError:
@@ -594,7 +600,7 @@ def _names_are_inodes(descriptor):
 
 
 def _link(private, path):
-    """Return whether the filesystem has hard links."""
+    """Link and return True, False where there are no hard links. Never rename: that does not fail on a taken name."""
     try:
         os.link(private, path)
         return True
@@ -617,7 +623,7 @@ def _create_in_place(path, record, mode):
         if flocked is False:
             raise PidLockError(path, "another process keeps the flock of this new file", "stop that process")
         if not _is_same_file(path, descriptor):
-            return None
+            return None  # evicted as old and empty while we were stopped before the flock
         _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), mode)
         published = True
         return descriptor
@@ -2255,7 +2261,9 @@ def _write(stream, text):
         return False  # closed at the start, and by now its descriptor may be anything
     try:
         os.write(stream.fileno(), text.encode(stream.encoding or "ascii", "backslashreplace"))
-    except OSError:
+    except OSError as error:
+        if stream is sys.stdout:
+            _say("stdout: cannot be written: %s; ask again with another" % error.strerror)
         return False
     return True
 

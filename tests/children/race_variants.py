@@ -7,7 +7,7 @@ SAME_BODY = "os.pread(found.descriptor, BODY_MAX + 1, 0) != found.body"
 SAME_CONTENT = "%s or %s" % (SAME_MTIME, SAME_BODY)
 RELEASE = "            return None if _remove_if_same(path, descriptor) else \"the file was removed or replaced\"\n"
 FLOCK_REFUSED = "if flocked is False:\n            return None"
-IN_PLACE_CHECK = "        if not _is_same_file(path, descriptor):\n            return None\n        _fill_file("
+IN_PLACE_CHECK = "        if not _is_same_file(path, descriptor):\n            return None  # evicted as old"
 
 VARIANTS = {
     "pidlock.py": [],
@@ -26,7 +26,7 @@ VARIANTS = {
     "rename instead of link": [("os.link(private, path)", "os.rename(private, path)"), ("os.unlink(private)", "pass")],
     "an unflocked file published": [(FLOCK_REFUSED, FLOCK_REFUSED.replace("flocked is False", "False"))],
     "a swept private name is fatal": [("except (FileExistsError, FileNotFoundError):", "except FileExistsError:")],
-    "no check in place": [(IN_PLACE_CHECK, "        _fill_file(")],
+    "no check in place": [(IN_PLACE_CHECK, IN_PLACE_CHECK.replace("not _is_same_file(path, descriptor)", "False"))],
     "no patience in place": [("\nPATIENCE = 2.0", "\nPATIENCE = -1.0")],
     "release unlocks first": [(RELEASE, "            fcntl.flock(descriptor, fcntl.LOCK_UN)\n" + RELEASE)],
     "release by PID alone": [
