@@ -1676,11 +1676,7 @@ def _run_command(lock, argv, mask, signals, close, group):
     mask: the signal mask for the command. signals: those to take and pass on, all blocked. close: keep the lock's
     descriptor from the command. group: run it in a process group of its own, in the foreground if we are.
     """
-    environment = _original_environment()
-    environment.pop("PIDLOCK_TOKEN", None)  # an outer pidlock's, of another lock
-    environment.update(PIDLOCK_PIDFILE=lock._slot_path, PIDLOCK_PID=str(lock.pid), PIDLOCK_SLOT=str(lock.slot))
-    if lock.token is not None:
-        environment["PIDLOCK_TOKEN"] = str(lock.token)
+    environment = _environment_under(lock)
     ours = os.getpgrp()
     child = os.fork()
     if child == 0:
@@ -1768,6 +1764,15 @@ def _execute(argv, environment):
                 os.execve("/bin/sh", ["/bin/sh", place] + argv[1:], environment)
             raise
     raise failure
+
+
+def _environment_under(lock):
+    environment = _original_environment()
+    environment.pop("PIDLOCK_TOKEN", None)  # an outer pidlock's, of another lock
+    environment.update(PIDLOCK_PIDFILE=lock._slot_path, PIDLOCK_PID=str(lock.pid), PIDLOCK_SLOT=str(lock.slot))
+    if lock.token is not None:
+        environment["PIDLOCK_TOKEN"] = str(lock.token)
+    return environment
 
 
 def _original_environment():
@@ -2270,6 +2275,18 @@ def _write(stream, text):
 
 def _parse(argv):
     """Return the options. Wrong usage ends in SystemExit(2) with argparse's message."""
+    parser = _make_parser()
+    actions = _add_options(parser.add_argument_group("options").add_argument)
+    takes_value = {name for action in actions if action.nargs is None for name in action.option_strings}
+    words, command = _split_command(argv, takes_value)
+    options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
+    options.command = command
+    options.fence = options.fence == "" or options.fence
+    _check_usage(parser, options)
+    return options
+
+
+def _make_parser():
     import argparse
 
     class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -2293,8 +2310,11 @@ def _parse(argv):
         formatter_class=lambda prog: Formatter(prog, max_help_position=30, width=80),
     )
     parser.error = error  # type: ignore[method-assign]  # argparse's own fails on a closed stderr
-    add = parser.add_argument_group("options").add_argument
-    actions = [
+    return parser
+
+
+def _add_options(add):
+    return [
         add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made"),
         add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf"),
         add("-E", "--held-exit-code", "--conflict-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
@@ -2322,13 +2342,6 @@ def _parse(argv):
         add("--version", action="version", version="pidlock " + __version__, help="print the version"),
         add("-h", "--help", action="help", help="print this"),
     ]
-    takes_value = {name for action in actions if action.nargs is None for name in action.option_strings}
-    words, command = _split_command(argv, takes_value)
-    options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
-    options.command = command
-    options.fence = options.fence == "" or options.fence
-    _check_usage(parser, options)
-    return options
 
 
 def _split_command(argv, takes_value):
