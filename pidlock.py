@@ -21,7 +21,8 @@ Acquire, all of it in PidLock._attempt:
   4. Create a private file in the same directory, flock it, write the whole record, set the
      mode, link(2) it to the path (fails when the name is taken), see that the path names our
      file, unlink the private name.  So the pidfile appears complete and flocked, or not at
-     all.  Without hard links: O_CREAT|O_EXCL on the path itself, then flock, check, write.
+     all.  Without hard links, and on FUSE: O_CREAT|O_EXCL on the path itself, then flock,
+     check, write.
   5. The descriptor is 10 or above: never the command's stdin, stdout or stderr.
 Release, in PidLock.release: if the path still names our file and we are the process that
 took it, unlink it, unlock, close.  Otherwise the lock was lost: touch nothing and say so.
@@ -592,11 +593,11 @@ def _create(path, record, mode):
 def _names_are_inodes(descriptor):
     """Return whether a second name would be a second inode here, without the flock of the first.
 
-    FUSE's high-level library (sshfs, bindfs) has an inode for each name, whatever number stat(2) reports.
+    FUSE's high-level library (sshfs, bindfs, ntfs-3g) has an inode for each name, whatever number stat(2) reports.
     """
     if getattr(os.statvfs(descriptor), "f_fsid", 0):  # FUSE has none, most others do; Python 3.7
         return False
-    return (_filesystem_type(descriptor) or "").partition(".")[0] == "fuse"
+    return (_filesystem_type(descriptor) or "").startswith("fuse")
 
 
 def _link(private, path):
@@ -2280,6 +2281,8 @@ def _parse(argv):
     takes_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     words, command = _split_command(argv, takes_value)
     options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
+    if [] in vars(options).values() or "--fence=--" in words:  # what argparse makes of such a value before 3.13
+        parser.error("-- is no option's value; a file of that name is ./--")
     options.command = command
     options.fence = options.fence == "" or options.fence
     _check_usage(parser, options)
