@@ -17,9 +17,9 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/pip install --quiet --group dev
 	touch $@
 
-# The same storms as in `make test`, for longer.
+# What `make test` does in part or small, whole and large; it prints what it did.
 stress: $(VENV)/ready
-	PIDLOCK_STRESS=20 $(BIN)/pytest tests/test_stress.py --timeout 7200 -s
+	PIDLOCK_STRESS=20 $(BIN)/pytest tests --timeout 7200 -s
 
 # The self-test and the black-box tests under each interpreter that this machine has.
 pythons: $(VENV)/ready

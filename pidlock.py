@@ -2281,7 +2281,7 @@ def _parse(argv):
     takes_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     words, command = _split_command(argv, takes_value)
     options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
-    if [] in vars(options).values() or "--fence=--" in words:  # what argparse makes of such a value before 3.13
+    if any(value in ([], "--") for value in vars(options).values()) or "--fence=--" in words:  # []: before Python 3.13
         parser.error("-- is no option's value; a file of that name is ./--")
     options.command = command
     options.fence = options.fence == "" or options.fence

@@ -53,6 +53,9 @@ ROWS = {
     "no PID, no flock, just made": (no_pid(flock=False, age=0), "held"),
     "a PID, just made": (facts(age=0, process="none"), "stale"),
     "a PID, executable and two links": (facts(executable=True, links=2, process="none"), "stale"),
+    "a PID, 64 KiB long": (facts(size=65536, process="none"), "stale"),
+    "a PID, longer": (facts(size=65537, process="none"), "foreign"),
+    "marked, longer": (facts(size=65537, record=MARKED), "foreign"),
     # rule 3: marked, on a local filesystem
     "marked, PID alive (recycled)": (facts(record=MARKED), "stale"),
     "marked, PID gone": (facts(record=MARKED, process="none"), "stale"),
@@ -91,6 +94,26 @@ ROWS = {
 @pytest.mark.parametrize("given_facts, state", ROWS.values(), ids=ROWS)
 def test_the_first_rule_that_fits_decides(given_facts, state):
     assert pidlock.judge(given_facts)[0] == state
+
+
+def test_only_a_takeover_without_flock_is_said_to_be_not_exact():
+    reasons = {(flock, process): pidlock.judge(facts(flock=flock, process=process))[1]
+               for flock in (True, False) for process in ("none", "alive")}
+    assert [case for case in reasons if "cannot be exact" in reasons[case]] == [(False, "none")]
+
+
+MODES = {0o700: "error", 0o610: "error", 0o601: "error", 0o666: "stale"}
+
+
+@pytest.mark.parametrize("mode, state", MODES.items())
+def test_a_file_that_anybody_may_execute_is_no_damaged_pidfile(mode, state, pidfile):
+    write_old(pidfile, b"garbage")
+    pidfile.chmod(mode)
+    try:
+        seen = pidlock.inspect(pidfile).state
+    except pidlock.PidLockError:
+        seen = "error"
+    assert seen == state
 
 
 def test_a_damaged_file_that_was_unlinked_meanwhile_is_not_taken_for_somebodys_file():

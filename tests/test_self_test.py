@@ -12,10 +12,11 @@ pytestmark = pytest.mark.blackbox
 SOURCE = (ROOT / "pidlock.py").read_text(encoding="utf-8")
 
 
-def self_test(script, temporary, *python_options):
-    """Run it with nothing in the environment but TMPDIR, from / , in a session of its own."""
+def self_test(script, temporary, *python_options, **environment):
+    """Run it with nothing in the environment but TMPDIR and these, from / , in a session of its own."""
     process = subprocess.Popen(
-        [PYTHON, *python_options, str(script), "--self-test"], cwd="/", env={"TMPDIR": str(temporary)},
+        [PYTHON, *python_options, str(script), "--self-test"], cwd="/",
+        env={"TMPDIR": str(temporary), **environment},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
         start_new_session=True,
     )
@@ -51,6 +52,21 @@ def test_it_leaves_no_process(good_run):
 def test_it_works_without_any_variable():
     done = subprocess.run([PYTHON, str(ROOT / "pidlock.py"), "--self-test"], cwd="/", env={}, stdout=subprocess.PIPE)
     assert done.returncode == 0
+
+
+INTERPRETERS = {
+    "without asserts and docstrings": {"PYTHONOPTIMIZE": "2"},
+    "warnings are errors": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
+    "a C locale": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+}
+
+
+@pytest.mark.parametrize("environment", INTERPRETERS.values(), ids=INTERPRETERS)
+def test_it_passes_however_the_interpreter_is_set_up(tmp_path, environment):
+    """By variables, not options, so that the pidlocks that it starts are set up so too. Red where a check of the
+    lock is an `assert`, or a file is left open."""
+    process, lines, stderr = self_test(ROOT / "pidlock.py", tmp_path, **environment)
+    assert (process.returncode, lines[-1], stderr) == (0, "%d passed, 0 failed" % (len(lines) - 1), "")
 
 
 BROKEN = [
