@@ -168,7 +168,8 @@ def test_the_file_gets_the_mode_asked_for(run, pidfile, text, mode):
 
 
 @pytest.mark.parametrize("text", [
-    "0666", "0622", "0646", "0602", "0777", "0755", "0400", "0200", "0044", "0", "4644", "1644", "-600", "888", "rw",
+    "0666", "0622", "0646", "0602", "0777", "0755", "0645", "0654", "0744",
+    "0400", "0200", "0044", "0", "4644", "1644", "-600", "888", "rw",
     "", "0644x", "0x1a4",
 ], ids=repr)
 def test_a_mode_that_lets_others_write_or_its_owner_not_is_wrong_usage(pidfile, capfd, text):

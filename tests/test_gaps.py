@@ -1,0 +1,507 @@
+"""Small branches of the lock that coverage or a surviving mutant showed to be unproven; mostly failing system calls."""
+import contextlib
+import errno
+import fcntl
+import inspect
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+import pidlock
+from pidlock import TIME_ONLY, LockHeld, PidLock, PidLockError
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/mountinfo"), reason="needs Linux's /proc")
+real = {name: getattr(os, name) for name in ("link", "unlink", "write", "mkdir", "open")}
+real["flock"] = fcntl.flock
+
+
+def error(number):
+    return OSError(number, os.strerror(number))
+
+
+def fail(monkeypatch, name, number, when=lambda *_: True, module=os):
+    """Let a system call fail where `when` says so of its arguments."""
+    def call(*arguments, **options):
+        if when(*arguments):
+            raise error(number)
+        return real[name](*arguments, **options)
+
+    monkeypatch.setattr(module, name, call)
+
+
+def is_private(path, *_):
+    return ".pidlock-" in str(path)
+
+
+@pytest.fixture
+def leaves_no_descriptor():
+    before = os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd") else None
+    yield
+    assert before is None or os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture
+def old_garbage(pidfile):
+    pidfile.write_bytes(b"garbage")
+    os.utime(str(pidfile), (10 ** 9, 10 ** 9))
+    return pidfile
+
+
+# ---- The object ----
+
+
+def test_the_signature_is_the_documented_one():
+    assert str(inspect.signature(PidLock)) == (
+        "(path, wait=0, stale_after=None, stale_strategy='pid-first', max_concurrent=1, details=False, fence=False, "
+        "trace_id=None, mode=420, on_event=None, span=None)")
+
+
+def test_the_details_of_a_program_that_uses_the_library_have_its_own_command_line(pidfile, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["my backup", "--now"])
+    with PidLock(pidfile, details=True):
+        assert pidlock.parse_record(pidfile.read_bytes()).details["command"] == "'my backup' --now"
+
+
+@pytest.mark.parametrize("trace_id", ["two\nlines", "x" * 257, "\x1b"], ids=ascii)
+def test_a_trace_id_that_is_no_word_is_a_value_error(trace_id, pidfile):
+    with pytest.raises(ValueError, match="trace_id"):
+        PidLock(pidfile, trace_id=trace_id)
+    assert PidLock(pidfile, trace_id="x" * 256).path == str(pidfile)
+
+
+def test_a_forked_child_contends_for_the_lock_like_anybody(pidfile, leaves_no_descriptor):
+    """Red where the child's copy of the object says that it holds it already, or where its unlock is the parent's."""
+    lock = PidLock(pidfile).acquire()
+    child = os.fork()
+    if child == 0:
+        try:
+            inherited = lock._descriptor
+            lock.acquire()
+        except LockHeld:
+            os._exit(75 if os.dup(0) <= inherited else 1)  # the lowest one that is free: its copy is closed
+        finally:
+            os._exit(1)
+    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 75
+    with pytest.raises(LockHeld):
+        PidLock(pidfile).acquire()
+    assert lock.release()
+
+
+def test_a_path_that_looks_like_a_slots_is_slot_1(old_garbage):
+    path = old_garbage.rename(old_garbage.with_name("job.3"))
+    events = []
+    with PidLock(path, on_event=events.append):
+        assert [(event["event"], event["slot"]) for event in events] == [("evicted", 1), ("acquired", 1)]
+
+
+def test_a_descriptor_that_the_program_closed_is_a_lost_lock_and_nobody_elses_is_closed(pidfile):
+    events = []
+    lock = PidLock(pidfile, on_event=events.append).acquire()
+    os.close(lock._descriptor)
+    assert (lock.release(), events[-1]["reason"], pidfile.exists()) == (False, "its descriptor was closed", True)
+
+
+def test_a_new_lock_has_no_pid_no_token_and_slot_1(pidfile):
+    lock = PidLock(pidfile, stale_after=0, max_concurrent=pidlock.SLOTS_MAX)
+    assert (lock.pid, lock.token, lock.slot) == (None, None, 1)
+
+
+@pytest.mark.parametrize("limit", [0, -1, pidlock.SLOTS_MAX + 1, "2", 2.0, None])
+def test_a_limit_that_is_no_number_of_slots_is_a_value_error(limit, pidfile):
+    with pytest.raises(ValueError, match="max_concurrent"):
+        PidLock(pidfile, max_concurrent=limit)
+
+
+def test_acquire_returns_the_lock_under_a_span_too(pidfile):
+    lock = PidLock(pidfile, span=lambda name: contextlib.ExitStack())
+    assert lock.acquire() is lock and lock.release()
+
+
+def test_a_call_of_a_decorated_function_under_its_own_lock_is_refused_like_anybodys(pidfile):
+    lock = PidLock(pidfile)
+    with lock, pytest.raises(LockHeld):
+        lock(os.getpid)()
+
+
+def test_a_file_that_is_removed_in_the_instant_of_its_release_is_a_lost_lock(pidfile, monkeypatch):
+    lock = PidLock(pidfile).acquire()
+    fail(monkeypatch, "unlink", errno.ENOENT)
+    assert lock.release() is False
+
+
+def test_a_release_that_cannot_remove_the_file_gives_it_up_all_the_same(pidfile, monkeypatch, leaves_no_descriptor):
+    with monkeypatch.context() as failing:
+        lock = PidLock(pidfile).acquire()
+        fail(failing, "unlink", errno.EIO)
+        with pytest.raises(PidLockError, match="cannot remove it"):
+            lock.release()
+    with PidLock(pidfile):
+        pass
+
+
+# ---- Looking ----
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.EIO], ids=errno.errorcode.get)
+def test_a_flock_that_fails_is_an_error_and_keeps_no_descriptor(number, old_garbage, monkeypatch, leaves_no_descriptor):
+    """A write-open wakes watchers, so only EBADF is answered by one, as NFS wants it, and only once."""
+    fail(monkeypatch, "flock", number, lambda _, operation: operation != fcntl.LOCK_UN, fcntl)
+    accesses = []
+
+    def open_recorded(path, flags, *mode):
+        accesses.append(flags & os.O_ACCMODE)
+        return real["open"](path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_recorded)
+    with pytest.raises(PidLockError, match=os.strerror(number)):
+        PidLock(old_garbage).acquire()
+    assert accesses == [os.O_RDONLY] + [os.O_RDWR] * (number == errno.EBADF)
+
+
+def test_what_is_no_file_keeps_no_descriptor(tmp_path, leaves_no_descriptor):
+    with pytest.raises(PidLockError, match="is a directory"):
+        PidLock(tmp_path).acquire()
+
+
+def test_a_finding_has_a_descriptor_only_where_there_is_something_to_evict(pidfile):
+    pidfile.write_bytes(b"%d\n" % os.getppid())
+    found = pidlock._examine(str(pidfile), fcntl.LOCK_EX, NO_POLICY)
+    assert (found.state, found.descriptor) == ("held", None)
+
+
+def test_an_interrupt_while_looking_comes_through(old_garbage, monkeypatch, leaves_no_descriptor):
+    def flock(_, operation):
+        if operation != fcntl.LOCK_UN:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(KeyboardInterrupt):
+        PidLock(old_garbage).acquire()
+
+
+LOW_DESCRIPTORS = """
+import errno, fcntl, os, sys
+sys.path.insert(0, sys.argv[1])
+import pidlock
+def no_more(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+if sys.argv[3:]: fcntl.fcntl = no_more
+before = os.listdir("/proc/self/fd")
+try:
+    print(pidlock.PidLock(sys.argv[2]).acquire().release())
+except pidlock.PidLockError as error:
+    print(error)
+print(os.listdir("/proc/self/fd") == before)
+"""
+
+
+@needs_proc
+def test_a_descriptor_that_is_moved_up_is_closed_below(pidfile):
+    """(pytest itself has so many that none is below 10 in its own process.)"""
+    said = subprocess.check_output([sys.executable, "-c", LOW_DESCRIPTORS, str(ROOT), str(pidfile)], timeout=60)
+    assert said == b"True\nTrue\n"
+
+
+@needs_proc
+def test_a_table_without_room_for_a_descriptor_above_2_leaves_nothing(pidfile):
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", LOW_DESCRIPTORS, str(ROOT), str(pidfile),
+               "full"]
+    said = subprocess.check_output(command, timeout=60).decode()
+    assert "raise the limit of open files" in said and said.endswith("\nTrue\n")
+    assert os.listdir(str(pidfile.parent)) == []
+
+
+# ---- Evicting ----
+
+NO_POLICY = (None, pidlock.PID_FIRST)
+
+
+def rewrite(path):
+    path.write_bytes(b"GARBAGE")
+    os.utime(str(path), (10 ** 9, 10 ** 9))  # in the same instant, for a coarse clock
+
+
+def replace(path):
+    other = path.with_name("other")
+    other.write_bytes(b"garbage")
+    os.utime(str(other), (10 ** 9, 10 ** 9))
+    other.rename(path)
+
+
+def touch(path):
+    os.utime(str(path))
+
+
+def remove(path):
+    path.unlink()
+
+
+def break_by_age(found):
+    return pidlock._break(found, False)
+
+
+@pytest.mark.parametrize("evict, change", [
+    (pidlock._evict, rewrite), (pidlock._evict, replace), (pidlock._evict, touch), (pidlock._evict, remove),
+    (break_by_age, replace), (break_by_age, touch), (break_by_age, remove),
+])
+def test_only_the_very_file_that_was_judged_is_evicted(evict, change, old_garbage, leaves_no_descriptor):
+    found = pidlock._examine(str(old_garbage), fcntl.LOCK_EX, NO_POLICY)
+    change(old_garbage)
+    before = old_garbage.read_bytes() if old_garbage.exists() else None
+    assert evict(found) is False
+    assert (old_garbage.read_bytes() if old_garbage.exists() else None) == before
+
+
+@pytest.mark.parametrize("evict", [pidlock._evict, break_by_age])
+def test_an_eviction_is_told_as_one(evict, old_garbage, leaves_no_descriptor):
+    assert evict(pidlock._examine(str(old_garbage), fcntl.LOCK_EX, NO_POLICY)) is True
+    assert not old_garbage.exists()
+
+
+def test_the_longest_pidfile_is_taken_over(pidfile, dead_pid):
+    pidfile.write_bytes((b"%d\n" % dead_pid).ljust(pidlock.BODY_MAX, b"x"))
+    with PidLock(pidfile):
+        assert pidlock.parse_record(pidfile.read_bytes()).pid == os.getpid()
+
+
+def test_a_breaker_keeps_neither_descriptor_nor_flock(pidfile, leaves_no_descriptor):
+    pidfile.write_bytes(b"%d\n" % os.getppid())
+    os.utime(str(pidfile), (10 ** 9, 10 ** 9))
+    with PidLock(pidfile, stale_after=1, stale_strategy=TIME_ONLY):
+        pass
+
+
+@pytest.mark.parametrize("options", [{}, {"stale_after": 1, "stale_strategy": TIME_ONLY}], ids=["evict", "break"])
+def test_a_stale_file_that_goes_away_at_the_last_moment_is_no_error(options, old_garbage, monkeypatch):
+    gone = []
+
+    def unlink(path):
+        real["unlink"](path)
+        if not is_private(path) and not gone:
+            gone.append(path)
+            raise error(errno.ENOENT)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    events = []
+    with PidLock(old_garbage, on_event=events.append, **options):
+        assert ([event["event"] for event in events], len(gone)) == (["acquired"], 1)  # it was evicted by another
+        assert pidlock.parse_record(old_garbage.read_bytes()).pid == os.getpid()
+
+
+@pytest.mark.parametrize("options", [{}, {"stale_after": 1, "stale_strategy": TIME_ONLY}], ids=["evict", "break"])
+def test_a_stale_file_that_may_not_be_removed_is_an_error_that_names_its_owner(options, old_garbage, monkeypatch,
+                                                                               leaves_no_descriptor):
+    fail(monkeypatch, "unlink", errno.EPERM)
+    with pytest.raises(PidLockError, match="cannot be removed") as raised:
+        PidLock(old_garbage, **options).acquire()
+    assert (isinstance(raised.value, LockHeld), old_garbage.read_bytes()) == (False, b"garbage")
+
+
+@needs_proc
+def test_where_every_file_is_executable_a_damaged_pidfile_is_one_all_the_same(old_garbage, monkeypatch):
+    """As on vfat."""
+    old_garbage.chmod(0o755)
+    with open("/proc/self/mountinfo") as file:
+        lines = [line.partition(" - ") for line in file]
+    mountinfo = old_garbage.with_name("mountinfo")
+    mountinfo.write_text("".join("%s - vfat %s" % (before, after.partition(" ")[2]) for before, _, after in lines))
+    usual_open = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **named: usual_open(
+        mountinfo if path == "/proc/self/mountinfo" else path, *rest, **named))
+    assert pidlock.inspect(old_garbage).state == "stale"
+
+
+# ---- Creating ----
+
+
+@pytest.mark.parametrize("name, number", [
+    ("link", errno.EIO), ("link", errno.EACCES), ("unlink", errno.EIO), ("write", errno.ENOSPC),
+], ids=lambda value: value if isinstance(value, str) else errno.errorcode[value])
+def test_a_call_that_fails_on_the_way_leaves_no_pidfile(name, number, pidfile, monkeypatch, leaves_no_descriptor):
+    fail(monkeypatch, name, number, is_private if name == "unlink" else lambda *_: True)
+    with pytest.raises(PidLockError, match=os.strerror(number)):
+        PidLock(pidfile).acquire()
+    assert not pidfile.exists()
+
+
+def test_the_first_failure_is_the_one_that_is_told(pidfile, monkeypatch):
+    fail(monkeypatch, "write", errno.ENOSPC)
+    fail(monkeypatch, "unlink", errno.EIO)
+    with pytest.raises(PidLockError, match=os.strerror(errno.ENOSPC)):
+        PidLock(pidfile).acquire()
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["link", "in place"])
+def test_a_part_of_the_body_is_as_bad_as_none(links, pidfile, monkeypatch, leaves_no_descriptor):
+    """In place it is the second body that is written, the first one is the private file's."""
+    def write(descriptor, body):
+        return real["write"](descriptor, body[:2] if links or pidfile.exists() else body)
+
+    monkeypatch.setattr(os, "write", write)
+    if not links:
+        fail(monkeypatch, "link", errno.EPERM)
+    with pytest.raises(PidLockError, match="No space"):
+        PidLock(pidfile).acquire()
+    assert os.listdir(str(pidfile.parent)) == []
+
+
+def test_a_filesystem_that_keeps_no_permissions_will_do(pidfile, monkeypatch):
+    def fchmod(*_):
+        raise error(errno.EPERM)
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    with PidLock(pidfile):
+        assert pidfile.exists()
+
+
+def test_a_pidfile_that_is_removed_as_it_appears_is_made_again(pidfile, monkeypatch):
+    """Red where the path is not looked at after the link, or where no file counts as the same file."""
+    made = []
+
+    def link(private, path):
+        real["link"](private, path)
+        made.append(path)
+        if len(made) == 1:
+            real["unlink"](path)
+
+    monkeypatch.setattr(os, "link", link)
+    lock = PidLock(pidfile).acquire()
+    assert (len(made), lock.release(), os.listdir(str(pidfile.parent))) == (2, True, [])
+
+
+def test_a_name_that_was_taken_is_tried_anew_and_never_written_in_place(pidfile, monkeypatch):
+    """Red where EEXIST is taken for a filesystem without links: a reader would see an empty file."""
+    taken, created = [], []
+
+    def link(private, path):
+        if not taken:
+            taken.append(path)
+            raise error(errno.EEXIST)
+        real["link"](private, path)
+
+    def open_recorded(path, flags, *mode):
+        if flags & os.O_CREAT:
+            created.append(pidlock._is_private(os.path.basename(path)))
+        return real["open"](path, flags, *mode)
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "open", open_recorded)
+    with PidLock(pidfile):
+        assert (len(taken), created) == (1, [True, True])
+
+
+def test_a_path_that_never_holds_still_is_an_error_in_the_end(pidfile, monkeypatch, leaves_no_descriptor):
+    """As where inode numbers change at each look."""
+    fail(monkeypatch, "link", errno.EEXIST)
+    monkeypatch.setattr(pidlock, "PROGRESS", 0.05)
+    with pytest.raises(PidLockError, match="changes faster than we can look") as raised:
+        PidLock(pidfile).acquire()
+    assert (isinstance(raised.value, LockHeld), os.listdir(str(pidfile.parent))) == (False, [])
+
+
+def test_parents_that_somebody_else_makes_meanwhile_are_as_good(tmp_path, monkeypatch):
+    def mkdir(path, mode):
+        real["mkdir"](path, mode)
+        real["mkdir"](path, mode)  # EEXIST
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with PidLock(tmp_path / "a" / "b" / "test.pid") as lock:
+        assert os.path.exists(lock.path)
+
+
+# ---- Creating in place, where there are no hard links ----
+
+
+@pytest.fixture
+def no_links(monkeypatch):
+    fail(monkeypatch, "link", errno.EPERM)
+
+
+def test_in_place_a_file_that_appeared_meanwhile_is_left_alone(pidfile, monkeypatch, leaves_no_descriptor):
+    """Red where it is opened without O_EXCL."""
+    def link(private, path):
+        if not pidfile.exists():
+            pidfile.write_bytes(b"%d\n" % os.getppid())
+        raise error(errno.EPERM)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(LockHeld):
+        PidLock(pidfile).acquire()
+    assert pidfile.read_bytes() == b"%d\n" % os.getppid()
+
+
+def test_in_place_a_flock_that_others_keep_is_an_error_and_their_file_stays(pidfile, no_links, monkeypatch):
+    """Nobody removes the path without its flock."""
+    keepers = []
+
+    def flock(descriptor, operation):
+        if pidfile.exists() and not keepers:
+            keepers.append(os.open(str(pidfile), os.O_RDONLY))
+            real["flock"](keepers[0], fcntl.LOCK_SH)
+        real["flock"](descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(pidlock, "PATIENCE", 0.05)
+    try:
+        with pytest.raises(PidLockError, match="keeps the flock of this new file") as raised:
+            PidLock(pidfile).acquire()
+        assert (isinstance(raised.value, LockHeld), pidfile.read_bytes()) == (False, b"")
+    finally:
+        os.close(keepers[0])
+
+
+def test_in_place_a_flock_that_fails_is_the_error_that_is_told(pidfile, no_links, monkeypatch, leaves_no_descriptor):
+    fail(monkeypatch, "flock", errno.ENOLCK, lambda *_: pidfile.exists(), fcntl)
+    with pytest.raises(PidLockError, match=os.strerror(errno.ENOLCK)):
+        PidLock(pidfile).acquire()
+
+
+# ---- Slots ----
+
+
+def test_the_first_slot_makes_the_directory(tmp_path):
+    with PidLock(tmp_path / "new" / "test.pid", max_concurrent=2) as lock:
+        assert lock.slot == 1
+
+
+def test_a_directory_that_cannot_be_flocked_does_not_keep_a_slot_from_being_taken(pidfile, monkeypatch,
+                                                                                  leaves_no_descriptor):
+    fail(monkeypatch, "flock", errno.ENOLCK, lambda descriptor, _: stat.S_ISDIR(os.fstat(descriptor).st_mode), fcntl)
+    with PidLock(pidfile, max_concurrent=2) as one, PidLock(pidfile, max_concurrent=2) as other:
+        assert {one.slot, other.slot} == {1, 2}
+        with pytest.raises(LockHeld):
+            PidLock(pidfile, max_concurrent=2).acquire()
+
+
+# ---- What is around the lock ----
+
+
+def test_a_counter_where_there_are_no_hard_links_is_an_error(pidfile, monkeypatch, leaves_no_descriptor):
+    fail(monkeypatch, "link", errno.EPERM)
+    with pytest.raises(PidLockError, match="no hard links"):
+        PidLock(pidfile, fence=True).acquire()
+    assert os.listdir(str(pidfile.parent)) == []
+
+
+def test_a_user_without_a_name_is_told_by_number():
+    assert pidlock._user_name(4000000000) == "user 4000000000"
+
+
+NO_FORK = """
+import errno, os, sys
+sys.path.insert(0, sys.argv.pop(1))
+import pidlock
+def fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = fork
+sys.exit(pidlock.main())
+"""
+
+
+def test_a_fork_that_fails_is_one_line_and_leaves_no_lock(pidfile):
+    command = [sys.executable, "-c", NO_FORK, str(ROOT), "-p", str(pidfile), "true"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+    line = "pidlock: %s: %s; look into that, then try again\n" % (pidfile, os.strerror(errno.EAGAIN))
+    assert (done.returncode, done.stdout, done.stderr.decode(), pidfile.exists()) == (125, b"", line, False)
