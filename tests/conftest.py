@@ -22,6 +22,16 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "blackbox: runs pidlock as a command; `make pythons` runs these everywhere")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests have recorded: record_property("summary", line)."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    lines = [value for report in reports if getattr(report, "when", None) == "call"
+             for name, value in report.user_properties if name == "summary"]
+    if lines:
+        terminalreporter.section("what was tried")
+        terminalreporter.write("".join(line + "\n" for line in sorted(lines)))
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     for name in [name for name in os.environ if name.startswith("PIDLOCK_") and name != "PIDLOCK_PYTHON"]:
