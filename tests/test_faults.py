@@ -185,7 +185,8 @@ def installed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("installed")
     write_variant("pidlock.py", directory)
     program = [PYTHON, str(CHILDREN / "fault_program.py"), str(directory)]
-    subprocess.run([*program, "--version"], stdout=subprocess.DEVNULL, check=True)
+    writing = dict(os.environ, PYTHONDONTWRITEBYTECODE="")
+    subprocess.run([*program, "--version"], stdout=subprocess.DEVNULL, check=True, env=writing)
     return directory
 
 

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT
@@ -474,6 +475,46 @@ def test_a_directory_that_cannot_be_flocked_does_not_keep_a_slot_from_being_take
         assert {one.slot, other.slot} == {1, 2}
         with pytest.raises(LockHeld):
             PidLock(pidfile, max_concurrent=2).acquire()
+
+
+def test_without_the_directorys_flock_a_slot_given_back_is_tried_for_again(pidfile, monkeypatch):
+    """A rival of limit 1 takes another slot in the instant between my take and my count, and gives it back too."""
+    rival = pidfile.with_name("test.pid.2")
+    came = []
+
+    def link(private, path):
+        real["link"](private, path)
+        if not came:
+            rival.write_bytes(b"%d\n" % os.getppid())
+            came.append(rival)
+
+    def sleep(_):
+        if rival.exists():
+            rival.unlink()
+
+    fail(monkeypatch, "flock", errno.ENOLCK, lambda descriptor, _: stat.S_ISDIR(os.fstat(descriptor).st_mode), fcntl)
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with PidLock(pidfile, max_concurrent=2) as lock:
+        assert (len(came), lock.slot, rival.exists()) == (1, 1, False)
+
+
+# ---- Waiting ----
+
+
+def test_a_waiter_looks_less_and_less_often(pidfile, monkeypatch):
+    """After 20 ms at first, then up to 100 ms: nine looks in half a second. Red where the pauses do not grow."""
+    looks = []
+
+    def open_counted(path, *rest):
+        looks.append(path)
+        return real["open"](path, *rest)
+
+    pidfile.write_bytes(b"%d\n" % os.getppid())
+    monkeypatch.setattr(os, "open", open_counted)
+    with pytest.raises(LockHeld):
+        PidLock(pidfile, wait=0.5).acquire()
+    assert 1 < looks.count(str(pidfile)) < 15
 
 
 # ---- What is around the lock ----
