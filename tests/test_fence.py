@@ -12,6 +12,7 @@ import time
 import pytest
 import test_paths
 from children.extras_variants import write_variant
+from children.trace_calls import Traced
 from conftest import CHILDREN, PIDLOCK
 from test_paths import CAN_MOUNT, make_socket
 from test_races import Contender
@@ -207,33 +208,9 @@ def test_a_counter_that_was_removed_while_it_was_waited_for_is_not_bumped(pidfil
 BUMP = "openat flock pread64 pwrite64 fsync link linkat unlink unlinkat ftruncate rename write clone".split()
 
 
-class Traced:
-    """Runs pidlock under strace, which traces pidlock itself and not its command."""
-
-    def __init__(self, log):
-        self._log = log
-
-    def run(self, *arguments, inject=()):
-        trace = ["strace", "-qq", "-o", str(self._log), "-e", "trace=" + ",".join("?" + name for name in BUMP)]
-        faults = [word for fault in inject for word in ("-e", "inject=" + fault)]
-        done = subprocess.run([*trace, *faults, "--", *PIDLOCK, *map(str, arguments)], timeout=60,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=dict(os.environ, PYTHONHASHSEED="0", PYTHONDONTWRITEBYTECODE="1"))
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-    def calls(self, start):
-        """Return (name, ordinal, arguments) of each call of the last run, from the first on that has start in it."""
-        calls, counts = [], {}
-        for name, arguments in re.findall(r"^(\w+)\((.*)", self._log.read_text(), re.MULTILINE):
-            counts[name] = counts.get(name, 0) + 1
-            if calls or start in arguments:
-                calls.append((name, counts[name], arguments))
-        return calls
-
-
 @pytest.fixture
 def traced(tmp_path_factory):
-    return Traced(tmp_path_factory.mktemp("strace") / "log")
+    return Traced(tmp_path_factory.mktemp("strace") / "log", BUMP)
 
 
 def prepare(pidfile, counter, start):
