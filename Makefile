@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 PREFIX ?= /usr/local
 LIBRARY = $(PREFIX)/lib/pidlock
 PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3 /usr/bin/python3)
+SORTED = $(shell for python in $(PYTHONS); do \
+    $$python -c 'import sys; print(sys.version_info[0] * 100 + sys.version_info[1], sys.executable)'; \
+    done | sort -n | cut -d " " -f 2)
 
-.PHONY: test stress pythons lint self-test model coverage check install uninstall clean
+.PHONY: test stress pythons self-tests lint self-test model coverage check install uninstall clean
 
 test: $(VENV)/ready
 	$(BIN)/pytest -n 4
@@ -22,11 +25,14 @@ stress: $(VENV)/ready
 	PIDLOCK_STRESS=20 $(BIN)/pytest tests --timeout 7200 -s
 
 # The self-test and the black-box tests under each interpreter that this machine has.
-pythons: $(VENV)/ready
+pythons: $(VENV)/ready self-tests
 	@set -e; for python in $(PYTHONS); do \
-	    echo "== $$python"; \
-	    $$python -W error -X dev pidlock.py --self-test; \
-	    PIDLOCK_PYTHON=$$python $(BIN)/pytest -n 4 -m blackbox; \
+	    echo "== $$python"; PIDLOCK_PYTHON=$$python $(BIN)/pytest -n 4 -m blackbox; \
+	done
+
+self-tests:
+	@set -e; for python in $(PYTHONS); do \
+	    echo "== $$python"; $$python -W error -X dev pidlock.py --self-test; $$python -O pidlock.py --self-test; \
 	done
 
 # The protocol of the lock, checked by SPIN in every state that can be reached.
@@ -48,7 +54,9 @@ lint: $(VENV)/ready
 self-test:
 	$(PYTHON) pidlock.py --self-test
 
-check: lint self-test test model pythons
+# The black-box tests under the oldest and the newest interpreter; `make pythons` has the others.
+check: lint self-tests test model
+	$(MAKE) pythons PYTHONS="$(sort $(firstword $(SORTED)) $(lastword $(SORTED)))"
 
 # Compiled beforehand and started with -IS: no site start-up, and nobody's PYTHONPATH is imported into root's cron.
 install: INSTALL_PYTHON = $(if $(filter command line,$(origin PYTHON)),$(PYTHON),/usr/bin/python3)

@@ -2312,7 +2312,9 @@ def _make_parser():
         allow_abbrev=sys.version_info < (3, 8),  # False breaks -qq and -pX before 3.8
         formatter_class=lambda prog: Formatter(prog, max_help_position=30, width=80),
     )
-    parser.error = error  # type: ignore[method-assign]  # argparse's own fails on a closed stderr
+    # argparse's own fail, before 3.12, where the stream is closed or full.
+    parser.error = error  # type: ignore[method-assign]
+    parser._print_message = lambda text, file=None: _write(sys.stdout, text)  # type: ignore
     return parser
 
 
