@@ -60,8 +60,8 @@ try:
 except ImportError:
     sys.exit("pidlock: this system has no flock(2); pidlock runs on Linux and other POSIX systems")
 
-# argparse, functools, pwd, shutil, subprocess and tempfile are imported where they are used: each
-# costs a run that does not need it milliseconds, and argparse has to wait until signals are blocked.
+# argparse, json, re, subprocess and their like are imported where they are used: each costs a run that
+# does not need it milliseconds, and argparse has to wait until signals are blocked.
 
 __all__ = ["PidLock", "PidLockError", "LockHeld", "LockDir", "Status", "active_pid", "inspect", "sweep"]
 __version__ = "0.1.0"
@@ -76,7 +76,6 @@ EXIT_FAILED = 125  # as timeout(1) and env(1), and the two below
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
 EXIT_BY_SIGNAL = 128
-
 
 FREE = "free"
 HELD = "held"
@@ -2005,9 +2004,10 @@ def _count(path, changes, options):
     """
     if not options.metrics:
         return
-    metrics = _absolute(options.metrics)
-    guard = _flock_directory(metrics, PATIENCE)
+    guard = None
     try:
+        metrics = _absolute(options.metrics)
+        guard = _flock_directory(metrics, PATIENCE)
         if guard is None:
             raise OSError(errno.EAGAIN, "its directory is missing, or its flock is not to be had")
         values = _parse_metrics(metrics)
@@ -2103,7 +2103,7 @@ def main(argv=None):
         return EXIT_UNKNOWN if options.status else EXIT_FAILED
     except OSError as error:  # of a system call outside the lock's steps, as fork
         _say("%s: %s; look into that, then try again" % (options.pidfile or "pidlock", error.strerror))
-        return EXIT_FAILED
+        return EXIT_UNKNOWN if options.status else EXIT_FAILED
     except _Interrupted as interruption:
         return _end_by(interruption.signum, interruption.from_terminal, mask)
     finally:

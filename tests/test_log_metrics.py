@@ -154,6 +154,15 @@ UNWRITABLE = [  # which option, what is made in the place, the file named in it,
 ]
 
 
+@pytest.mark.parametrize("option", ["--log", "--metrics"])
+def test_a_working_directory_that_the_command_removes_takes_no_status_away(pidfile, tmp_path, option):
+    """The name is relative to it. Red where that is found out outside of what may fail."""
+    (tmp_path / "gone").mkdir()
+    command = [*PIDLOCK, "-p", str(pidfile), option, "file", "--", "sh", "-c", "rm -r ../gone; exit 7"]
+    process = subprocess.run(command, cwd=str(tmp_path / "gone"), stderr=subprocess.PIPE, timeout=60)
+    assert (process.returncode, pidfile.exists(), process.stderr.count(b"\n")) == (7, False, 1)
+
+
 @pytest.mark.parametrize("option, make, name, before", UNWRITABLE)
 def test_what_cannot_be_written_is_said_once_and_changes_nothing_else(pidfile, tmp_path, option, make, name, before):
     """Red where a FIFO is opened blocking, or a device is replaced."""
