@@ -152,15 +152,20 @@ def test_a_recycled_pid_is_refused_though_a_stranger_has_the_flock(run, pidfile,
     assert outcome == (refusal(pidfile, victim.pid) if operation == fcntl.LOCK_EX else (3, "", ""))
 
 
+def rewrite(pidfile, pid):
+    """Let the same file name another process."""
+    with pidfile.open("r+") as file:
+        file.write("%d\n\n\n" % pid)
+        file.truncate()
+
+
 @blackbox
 @every_way
 def test_a_holders_file_that_was_rewritten_to_name_another_process_is_refused(run, holder, pidfile, victim, name):
     """Where others may write the file, they must not choose whom root signals."""
     one = holder("-p", pidfile)
     pidfile.chmod(0o666)
-    with pidfile.open("r+") as file:
-        file.write("%d\n\n\n" % victim.pid)
-        file.truncate()
+    rewrite(pidfile, victim.pid)
     assert run("-p", pidfile, "--signal", name) == refusal(pidfile, victim.pid)
     assert one.finish() == 1
 
@@ -170,9 +175,7 @@ def test_a_holders_file_that_was_rewritten_to_name_another_process_is_refused(ru
 def test_a_command_that_only_inherited_the_flock_is_refused(run, holder, pidfile, name):
     """Catches a check that the named process has the file open and locked, whoever took the lock."""
     one = holder("-p", pidfile)
-    with pidfile.open("r+") as file:
-        file.write("%d\n\n\n" % one.command_pid)
-        file.truncate()
+    rewrite(pidfile, one.command_pid)
     assert run("-p", pidfile, "--signal", name) == refusal(pidfile, one.command_pid)
     assert one.finish() == 1
 

@@ -263,11 +263,7 @@ def test_a_hang_up_ends_command_and_lock(terminal, locked, pidfile):
 # ---- Job control ----
 
 
-def test_ctrl_z_and_fg(shell, locked, pidfile):
-    """Red where pidlock does not stop with its command: the shell never gets the terminal back."""
-    shell.type(quoted(locked("sh", "-c", "echo ready $$; read line; echo got $line")))
-    command_pid = int(shell.read_until(r"ready \d+\n").split()[-1])
-    pid = pid_in(pidfile)
+def stop_and_continue_twice(shell, pid, command_pid):
     for _ in range(2):
         shell.type(CTRL_Z)
         until(lambda: is_stopped(pid) and is_stopped(command_pid), "both are stopped")
@@ -275,6 +271,13 @@ def test_ctrl_z_and_fg(shell, locked, pidfile):
         shell.read_until("prompt is back\n")
         shell.type("fg")
         until(lambda: not is_stopped(pid) and not is_stopped(command_pid), "both go on")
+
+
+def test_ctrl_z_and_fg(shell, locked, pidfile):
+    """Red where pidlock does not stop with its command: the shell never gets the terminal back."""
+    shell.type(quoted(locked("sh", "-c", "echo ready $$; read line; echo got $line")))
+    command_pid = int(shell.read_until(r"ready \d+\n").split()[-1])
+    stop_and_continue_twice(shell, pid_in(pidfile), command_pid)
     shell.type("hello")
     shell.read_until("got hello\n")
     shell.type("echo status=$?")
@@ -286,14 +289,7 @@ def test_ctrl_z_and_fg_with_a_command_in_a_group_of_its_own(shell, locked, pidfi
     """Red where the stop and the continuation are not passed on to all of that group."""
     shell.type(quoted(locked("timeout", "60", "sh", "-c", "echo ready $$; exec sleep 60")))
     command_pid = int(shell.read_until(r"ready \d+\n").split()[-1])
-    pid = pid_in(pidfile)
-    for _ in range(2):
-        shell.type(CTRL_Z)
-        until(lambda: is_stopped(pid) and is_stopped(command_pid), "both are stopped")
-        shell.type("echo prompt is back")
-        shell.read_until("prompt is back\n")
-        shell.type("fg")
-        until(lambda: not is_stopped(pid) and not is_stopped(command_pid), "both go on")
+    stop_and_continue_twice(shell, pid_in(pidfile), command_pid)
     shell.type(CTRL_C)
     until(lambda: not pidfile.exists(), "the lock is free")
 
