@@ -2066,13 +2066,12 @@ def _replace_metrics(metrics, values):
 
 # ---- The command line ----
 
-HELP = """exit status:
-  the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
-  failed, 126 not executable, 127 not found, 2 wrong usage
-  --check: 0 free, 1 held, 125 cannot tell; --signal: 0 sent, 3 not held
-  --status: 0 held, 1 stale, 3 free, 4 cannot tell
-
-examples:
+STATUSES = """\
+the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
+failed, 126 not executable, 127 not found, 2 wrong usage
+--check: 0 free, 1 held, 125 cannot tell; --signal: 0 sent, 3 not held
+--status: 0 held, 1 stale, 3 free, 4 cannot tell"""
+EXAMPLES = """examples:
   pidlock --pidfile /run/backup.pid -- /home/me/backup.sh
   pidlock --pidfile /run/backup.pid --wait 60 -- ./backup.sh
   pidlock --pidfile /run/backup.pid --status
@@ -2277,8 +2276,7 @@ def _write(stream, text):
 def _parse(argv):
     """Return the options. Wrong usage ends in SystemExit(2) with argparse's message."""
     parser = _make_parser()
-    actions = _add_options(parser.add_argument_group("options").add_argument)
-    takes_value = {name for action in actions if action.nargs is None for name in action.option_strings}
+    takes_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
     words, command = _split_command(argv, takes_value)
     options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
     if any(value in ([], "--") for value in vars(options).values()) or "--fence=--" in words:  # []: before Python 3.13
@@ -2307,7 +2305,7 @@ def _make_parser():
         prog="pidlock",
         usage=USAGE,
         description="Run COMMAND under a lock that people can read: a pidfile.",
-        epilog=HELP,
+        epilog=EXAMPLES,
         add_help=False,
         allow_abbrev=sys.version_info < (3, 8),  # False breaks -qq and -pX before 3.8
         formatter_class=lambda prog: Formatter(prog, max_help_position=30, width=80),
@@ -2315,38 +2313,43 @@ def _make_parser():
     # argparse's own fail, before 3.12, where the stream is closed or full.
     parser.error = error  # type: ignore[method-assign]
     parser._print_message = lambda text, file=None: _write(sys.stdout, text)  # type: ignore
+    _add_common_options(parser.add_argument_group("options").add_argument, argparse.SUPPRESS)
+    parser.add_argument_group("exit status", STATUSES)  # here, so that one screen of 24 lines has what most need
+    _add_more_options(parser.add_argument_group("more options").add_argument)
     return parser
 
 
-def _add_options(add):
-    return [
-        add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made"),
-        add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf"),
-        add("-E", "--held-exit-code", "--conflict-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
-            help="exit with N, not 75, when it is held"),
-        add("-o", "--close", action="store_true", help="keep the lock's descriptor from the command"),
-        add("-g", "--group", action="store_true", help="run the command in a process group of its own"),
-        add("-q", "--quiet", action="store_true", help="say nothing of held, waiting, taking over"),
-        add("-v", "--verbose", action="store_true", help="also say acquired and released"),
-        add("--mode", metavar="MODE", type=_mode, default=0o644, help="the pidfile's permissions; default 0644"),
-        add("--stale-after", metavar="TIME", type=_seconds, help="doubtful holders count as gone after that long"),
-        add("--stale-strategy", metavar="S", choices=STRATEGIES, default=PID_FIRST, help=", ".join(STRATEGIES)),
-        add("--max-concurrent", metavar="N", type=_slots, default=1, help="let N hold it at once"),
-        add("--details", action="store_true", help="record who, where, since when and why"),
-        add("--trace-id", metavar="ID", type=_trace_id, help="recorded; default: the trace of TRACEPARENT"),
-        add("--fence", metavar="FILE", nargs="?", const=True, default=False, help="take a token; default: FILE.fence"),
-        add("--log", metavar="FILE", help="append events as JSON lines; - is stderr"),
-        add("--metrics", metavar="FILE", help="keep a Prometheus textfile"),
-        add("--check", action="store_true", help="tell by the exit status whether it is held"),
-        add("--status", action="store_true", help="tell who holds it"),
-        add("--json", action="store_true", help="tell it as JSON"),
-        add("--signal", metavar="SIG", type=_signal_number, help="signal the holder, never a stranger"),
-        add("--sweep", metavar="DIR", help="remove pidlock's stale files there"),
-        add("--dry-run", action="store_true", help="only print what it would remove"),
-        add("--self-test", action="store_true", help="test this pidlock on this machine"),
-        add("--version", action="version", version="pidlock " + __version__, help="print the version"),
-        add("-h", "--help", action="help", help="print this"),
-    ]
+def _add_common_options(add, hidden):
+    add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made")
+    add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf")
+    add("-E", "--held-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
+        help="exit with N, not 75, when it is held")
+    add("--conflict-exit-code", dest="held_exit_code", type=_exit_code, default=EXIT_HELD, help=hidden)  # flock(1)'s
+    add("-q", "--quiet", action="store_true", help="say nothing of held, waiting, taking over")
+    add("-v", "--verbose", action="store_true", help="also say acquired and released")
+    add("--check", action="store_true", help="tell by the exit status whether it is held")
+    add("--status", action="store_true", help="tell who holds it")
+    add("--signal", metavar="SIG", type=_signal_number, help="signal the holder, never a stranger")
+    add("-h", "--help", action="help", help="print this")
+
+
+def _add_more_options(add):
+    add("-o", "--close", action="store_true", help="keep the lock's descriptor from the command")
+    add("-g", "--group", action="store_true", help="run the command in a process group of its own")
+    add("--mode", metavar="MODE", type=_mode, default=0o644, help="the pidfile's permissions; default 0644")
+    add("--stale-after", metavar="TIME", type=_seconds, help="doubtful holders count as gone after that long")
+    add("--stale-strategy", metavar="S", choices=STRATEGIES, default=PID_FIRST, help=", ".join(STRATEGIES))
+    add("--max-concurrent", metavar="N", type=_slots, default=1, help="let N hold it at once")
+    add("--details", action="store_true", help="record who, where, since when and why")
+    add("--trace-id", metavar="ID", type=_trace_id, help="recorded; default: the trace of TRACEPARENT")
+    add("--fence", metavar="FILE", nargs="?", const=True, default=False, help="take a token; default: FILE.fence")
+    add("--log", metavar="FILE", help="append events as JSON lines; - is stderr")
+    add("--metrics", metavar="FILE", help="keep a Prometheus textfile")
+    add("--json", action="store_true", help="tell it as JSON")
+    add("--sweep", metavar="DIR", help="remove pidlock's stale files there")
+    add("--dry-run", action="store_true", help="only print what it would remove")
+    add("--self-test", action="store_true", help="test this pidlock on this machine")
+    add("--version", action="version", version="pidlock " + __version__, help="print the version")
 
 
 def _split_command(argv, takes_value):
