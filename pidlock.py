@@ -101,8 +101,9 @@ WRITING = 2.0  # seconds in which another program may still be writing an empty 
 LOOK_AGAIN = 0.050  # seconds; evictors and probers hold a file's flock for microseconds, unless the CPU is taken away
 LOOK_LONG = 1.0  # seconds; the same where the flock is shared, which no holder's is
 LOOK_PAUSE = 0.001  # seconds between two looks meanwhile
-TICK_FIRST = 0.020  # seconds; the wait's timer, for what a pidfd cannot tell
+TICK_FIRST = 0.020  # seconds; the wait's timer, for what neither a pidfd nor inotify can tell
 TICK_MAX = 0.100
+TICK_WATCHED = 1.0  # the same where inotify tells of each release: other hosts' and a file's age are left
 FRESHEN_EVERY = 3600.0  # seconds; /tmp cleaners count in days
 PROGRESS = 10.0  # seconds; longer without a held, stale or created file is a filesystem with unstable inode numbers
 PATIENCE = 2.0  # seconds to wait for the flock of a file or directory that is only ever held for an instant
@@ -215,7 +216,7 @@ class PidLock:
         self._on_event = on_event
         self._span = span
         self._command = sys.argv  # the command line has another to record
-        self._on_tick = None  # the command line's: called with the Findings before each sleep of a wait
+        self._sleep = _sleep_until_change  # the command line has another, which looks at signals too
         self._check_arguments()
         self._reset()
 
@@ -240,6 +241,7 @@ class PidLock:
         self._descriptor = None
         self._file = None  # the os.stat_result of what the descriptor refers to
         self._slot_path = None
+        self._watch = None  # left by the wait; closing it takes the kernel milliseconds, so not before the release
         self._since = 0.0
         self._held_span = None
         self.pid = None
@@ -256,6 +258,8 @@ class PidLock:
             raise RuntimeError("%s: this PidLock holds it already" % self.path)
         if self._descriptor is not None:
             os.close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
+            if self._watch is not None:
+                _close(self._watch)
         self._reset()
         if self._span is None:
             self._acquire()
@@ -377,22 +381,28 @@ class PidLock:
     def _wait_for(self, held, started):
         """Look again until the deadline: return [] with the lock taken, or the last Findings."""
         deadline = started + self._wait
+        watch = _open_watch() if self._wait > TICK_FIRST else None
         tick = TICK_FIRST
         ended = set()  # type: set[int]
-        while held:
-            now = time.monotonic()
-            if now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
-                time.sleep(LOOK_PAUSE)
-            elif now >= deadline:
-                return held
-            else:
-                if self._on_tick:
-                    self._on_tick(held)
-                # Who still holds it after its process has ended is not that process: then the timer alone.
-                ended |= _sleep_until_one_ends({found.pid for found in held} - ended, min(tick, deadline - now))
-                tick = min(tick * 1.5, TICK_MAX)
-            held = self._look()
-        return held
+        try:
+            while held:
+                now = time.monotonic()
+                if now < deadline:
+                    # Who still holds it after its process has ended is not that process: then the timer and the watch.
+                    woken = self._sleep(held, ended, watch, min(tick, deadline - now))
+                    ended |= woken
+                    tick = TICK_FIRST if woken else min(tick * 2, TICK_WATCHED if watch else TICK_MAX)
+                elif now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
+                    time.sleep(LOOK_PAUSE)
+                else:
+                    return held
+                held = self._look()
+            return held
+        finally:
+            if watch and held:
+                _close(watch.descriptor)
+            elif watch:
+                self._watch = watch.descriptor
 
     def release(self):
         """Give the lock back; return False when it was lost: removed or replaced by others while we held it.
@@ -415,8 +425,8 @@ class PidLock:
 
     def _drop(self):
         """Give the file back without a word; return None, or why it was lost."""
-        path, descriptor = self._slot_path, self._descriptor
-        self._descriptor = None
+        path, descriptor, watch = self._slot_path, self._descriptor, self._watch
+        self._descriptor = self._watch = None
         if not _refers_to(descriptor, self._file):
             return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
@@ -427,6 +437,8 @@ class PidLock:
             raise _explain(error, path, "remove it") from error
         finally:
             _give_back(descriptor)
+            if watch is not None:
+                _close(watch)
 
     def __enter__(self):
         return self.acquire()
@@ -747,8 +759,12 @@ def _move_fd_up(descriptor):
 
 
 def _is_same_file(path, descriptor):
+    return _still_names(path, os.fstat(descriptor))
+
+
+def _still_names(path, status):
     try:
-        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(path), status)
     except FileNotFoundError:
         return False
 
@@ -1421,25 +1437,61 @@ def _kind_of(status):
 # ---- Waiting ----
 
 
-def _sleep_until_one_ends(pids, seconds):
-    """Sleep; return early when one of these processes ends, with the set of those; else, after the time, an empty one.
+# An inotify(7) descriptor, and the C library's inotify_add_watch.
+Watch = namedtuple("Watch", "descriptor add")
+WATCHED = 0x4 | 0x8 | 0x800 | 0x80000000  # IN_ATTRIB (also an unlink), IN_CLOSE_WRITE, IN_MOVE_SELF; IN_ONESHOT
 
-    A pidfd (pidfd_open(2), Linux 5.3) is readable once its process has ended and its files are closed. What it
-    cannot tell is a release by a process that lives on, hence the caller's short times.
-    """
-    pidfds = {}
+
+def _open_watch():
+    """Return a Watch, None where none is to be had: not on Linux, or as many as this user may have."""
     try:
-        for pid in pids - {0, os.getpid()}:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    except (ImportError, AttributeError, OSError, MemoryError):  # the last where no memory may be made executable
+        return None
+    return Watch(descriptor, libc.inotify_add_watch) if descriptor >= 0 else None
+
+
+def _sleep_until_change(held, ended, watch, seconds, also=None):
+    """Sleep so long at most; return early when one of these Findings may be out of date, or `also` is readable.
+
+    Returns the PIDs of those whose process has ended, and 0 for anything else that woke it; empty after the time.
+    ended: the PIDs that it told before. A pidfd (pidfd_open(2), Linux 5.3) is readable once its process has ended and
+    its files are closed. The watch tells of a release by a process that lives on, of a removal by hand, and of the end
+    of a killed holder's command. All that neither can tell is left to the caller's timer.
+    """
+    descriptors = {}
+    try:
+        for pid in {found.pid for found in held} - ended - {0, os.getpid()}:
             pidfd = _open_pidfd(pid)
             if pidfd is not None:
-                pidfds[pidfd] = pid
+                descriptors[pidfd] = pid
         poller = select.poll()
-        for pidfd in pidfds:
-            poller.register(pidfd, select.POLLIN)
-        return {pidfds[pidfd] for pidfd, _ in poller.poll(max(1, int(seconds * 1000)))}
+        for descriptor in list(descriptors) + [descriptor for descriptor in (watch and watch.descriptor, also)
+                                               if descriptor is not None]:
+            poller.register(descriptor, select.POLLIN)
+        if watch:
+            for found in held:
+                watch.add(watch.descriptor, os.fsencode(found.path), WATCHED)
+            if not all(_still_names(found.path, found.status) for found in held):
+                return {0}  # what changed before the watch woke nobody
+        woken = {descriptors.get(descriptor, 0) for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
+        if watch and 0 in woken:
+            _drain(watch.descriptor)
+        return woken
     finally:
-        for pidfd in pidfds:
+        for pidfd in descriptors:
             os.close(pidfd)
+
+
+def _drain(descriptor):
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except BlockingIOError:
+        pass
 
 
 def _open_pidfd(pid):
@@ -2181,28 +2233,20 @@ def _run(options, mask):
         options.details, options.fence, options.trace_id, options.mode, lambda event: _report(event, options),
     )
     lock._command = options.command
-    asked = set()  # type: set[tuple[int, bool]]
-
-    def on_tick(held):
-        _raise_pending(signals - mask)
-        holders = {(found.pid, _process_state(found.pid) == "none") for found in held}  # asked anew when one has ended
-        if not holders <= asked:
-            asked.update(holders)
-            _begin_wait(lock.path, held, options.quiet)
-
-    lock._on_tick = on_tick
+    interrupts = signals - mask - {signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP}  # those that would end a process
+    lock._sleep = _make_sleep(lock.path, interrupts, options.quiet)
     # The stop signals stay unblocked until the lock is ours: Ctrl-Z stops a waiting pidlock.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS - mask)
     try:
         lock.acquire()
     except LockHeld:
-        _raise_pending(signals - mask)
+        _raise_pending(interrupts)
         raise
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     started = time.monotonic()
     try:
         _set_comm()
-        _raise_pending(signals - mask)  # what came during the wait ends it, rather than a command just started
+        _raise_pending(interrupts)  # what came during the wait ends it, rather than a command just started
         wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close, options.group)
     finally:
         try:
@@ -2215,19 +2259,69 @@ def _run(options, mask):
     return _end_by(status - EXIT_BY_SIGNAL, interrupted, mask) if os.WIFSIGNALED(wait_status) else status
 
 
-def _raise_pending(signals):
-    """Raise _Interrupted when a signal has come that would end a process."""
-    info = _next_signal(signals - {signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP}, 0)
+def _make_sleep(path, interrupts, quiet):
+    """Return the _sleep of a command's wait: these signals end it, and a terminal shows for whom it waits."""
+    started = time.monotonic()
+    told = set()  # type: set[tuple[int, bool]]
+
+    def sleep(held, ended, watch, seconds):
+        _raise_pending(interrupts)
+        holders = {(found.pid, _process_state(found.pid) == "none") for found in held}  # asked anew when one has ended
+        if not holders <= told and all(map(_waits_for_us, held)):
+            reason = "held by PID %d, which waits for this very process" % held[0].pid
+            raise LockHeld(path, held[0].pid, reason, "lock once, outside")
+        erase = "" if quiet else _show_wait(path, held, started, again=holders <= told)
+        told.update(holders)
+        signalfd = _open_signalfd(interrupts) if watch else None
+        try:
+            return _sleep_until_change(held, ended, watch, seconds, signalfd)
+        finally:
+            if signalfd is not None:
+                os.close(signalfd)
+            if erase:
+                _write(sys.stderr, erase)
+
+    return sleep
+
+
+def _raise_pending(interrupts):
+    """Raise _Interrupted when one of these blocked signals has come."""
+    info = _next_signal(interrupts, 0)
     if info is not None:
         raise _Interrupted(info.si_signo, _is_from_terminal(info))
 
 
-def _begin_wait(path, held, quiet):
-    if all(map(_waits_for_us, held)):
-        reason = "held by PID %d, which waits for this very process" % held[0].pid
-        raise LockHeld(path, held[0].pid, reason, "lock once, outside")
-    if not quiet and sys.stderr and sys.stderr.isatty():
-        _say("%s: waiting: %s" % (path, _refuse(path, held).reason))
+def _open_signalfd(signals):
+    """Return a descriptor that is readable when one of these blocked signals has come, signalfd(2); None without."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    mask = ctypes.create_string_buffer(128)  # sigset_t
+    libc.sigemptyset(mask)
+    for signum in signals:
+        libc.sigaddset(mask, int(signum))
+    descriptor = libc.signalfd(-1, mask, os.O_CLOEXEC)
+    return descriptor if descriptor >= 0 else None
+
+
+def _show_wait(path, held, started, again):
+    """Say on a terminal for whom we wait; return what erases it. In the background say it once, and leave it."""
+    if not sys.stderr or not sys.stderr.isatty():
+        return ""
+    try:
+        live = os.environ.get("TERM", "dumb") != "dumb" and os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        live = False  # it is another terminal than ours
+    if again and not live:
+        return ""
+    tell = "waiting for %s: %s" % (_duration(time.monotonic() - started), _refuse(path, held).reason)
+    if not live:
+        _say("%s: %s" % (path, tell))
+        return ""
+    room = (os.get_terminal_size(2).columns or 80) - 1  # a line that wraps could not be erased
+    lines = [_printable("pidlock: %s: %s" % (name, tell)) for name in (path, os.path.basename(path))]
+    _write(sys.stderr, next((line for line in lines if len(line) <= room), lines[1][:room]))
+    return "\r\033[K"  # ECMA-48: to the line's start, erase to its end
 
 
 def _waits_for_us(found):

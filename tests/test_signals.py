@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from conftest import CHILDREN, PIDLOCK, PYTHON
+from conftest import CHILDREN, PIDLOCK, PYTHON, ROOT
+from test_wait import wait_for_descriptor
 
 pytestmark = [
     pytest.mark.blackbox,
@@ -222,6 +223,18 @@ def test_a_signal_ends_the_wait_and_changes_nothing_on_disk(start, holder, pidfi
     wait_until_it_runs(waiter)
     os.kill(waiter.pid, signum)
     assert (finish(waiter), snapshot(pidfile.parent)) == ((128 + signum, "", ""), before)
+
+
+@named(signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGRTMIN)
+def test_a_signal_ends_the_wait_at_once(start, holder, pidfile, signum):
+    """With a timer of an hour: red where only the timer looks for signals."""
+    holder("--pidfile", pidfile)
+    code = ("import pidlock, sys; pidlock.TICK_FIRST = pidlock.TICK_MAX = pidlock.TICK_WATCHED = 3600.0;"
+            " sys.exit(pidlock.main())")
+    waiter = start(PYTHON, "-c", code, "--pidfile", pidfile, "--wait", "inf", "--", "true", cwd=ROOT)
+    wait_for_descriptor(waiter.pid, "sigmask:")
+    os.kill(waiter.pid, signum)
+    assert finish(waiter) == (128 + signum, "", "")
 
 
 @named(signal.SIGWINCH, signal.SIGCONT)

@@ -46,7 +46,8 @@ class Terminal:
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         self.leader = subprocess.Popen(
             [os.fspath(word) for word in command], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=dict(os.environ, PS1="", PS2="", ENV=""),
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env=dict(os.environ, PS1="", PS2="", ENV="", TERM="xterm"),
         )
         os.close(slave)
         self.unread = ""
@@ -170,12 +171,13 @@ def test_ctrl_c_stops_a_loop_of_a_script(terminal, locked, holder, pidfile, wait
     ready = "ready\n"
     if waiting:
         holder("--pidfile", pidfile)
-        ready = "waiting: .*\n"
+        ready = "waiting for "
     command = locked("sh", "-c", "echo ready; exec sleep 60", options=["--wait", "60"])
     one = terminal("bash", "-c", 'for i in 1 2 3; do "$@"; done; echo survived', "bash", *command)
     one.read_until(ready)
     one.type(CTRL_C)
-    assert one.finish() == (-signal.SIGINT, "")
+    status, said = one.finish()
+    assert (status, said.rpartition("\r\33[K")[2]) == (-signal.SIGINT, "")
 
 
 def test_after_ctrl_c_a_shell_sees_130(shell, locked, pidfile):
@@ -196,13 +198,43 @@ def test_an_exit_status_of_130_does_not_become_a_death_by_sigint(terminal, locke
 
 
 def test_ctrl_c_ends_the_wait_by_sigint(terminal, holder, locked, pidfile):
-    """And on a terminal it says whom it waits for."""
+    """And the line that says whom it waits for is gone."""
     one = holder("--pidfile", pidfile)
     waiter = terminal(*locked("echo", "mine", options=["--wait", "60"]))
-    said = waiter.read_until("\n")
+    waiter.read_until("waiting for 0s")
     waiter.type(CTRL_C)
-    assert (waiter.finish(), pid_in(pidfile)) == ((-signal.SIGINT, ""), one.pid)
-    assert said == "pidlock: %s: waiting: held by PID %d (sh) for 0s\n" % (pidfile, one.pid)
+    status, said = waiter.finish()
+    assert (status, said.rpartition("\r")[2], pid_in(pidfile)) == (-signal.SIGINT, "\33[K", one.pid)
+
+
+def test_a_wait_says_for_whom_and_for_how_long_on_one_line_that_it_cleans_up(terminal, holder, locked, pidfile):
+    one = holder("--pidfile", pidfile)
+    waiter = terminal(*locked("echo", "mine", options=["--wait", "60"]))
+    said = waiter.read_until("waiting for 1s[^\r]*\r")
+    one.finish()
+    status, rest = waiter.finish()
+    lines = (said + rest).split("\r\33[K")
+    pattern = r"pidlock: test\.pid: waiting for \d+s: held by PID %d( \(sh\))? for \d+s$" % one.pid  # it may just end
+    assert (status, lines.pop(), [line for line in lines if not re.match(pattern, line)]) == (0, "mine\n", [])
+
+
+def test_the_line_of_a_wait_is_cut_to_the_width_of_the_terminal(terminal, holder, locked, pidfile):
+    holder("--pidfile", pidfile)
+    waiter = terminal("sh", "-c", 'stty cols 30; exec "$@"', "sh", *locked("true", options=["--wait", "0.1"]))
+    status, said = waiter.finish()
+    first, *_, last = said.split("\r\33[K")
+    assert (status, first, last) == (75, "pidlock: test.pid: waiting fo", last) and last.startswith("pidlock: /")
+
+
+@pytest.mark.parametrize("how", ["background", "dumb"])
+def test_where_a_line_cannot_be_rewritten_a_wait_says_it_once(shell, holder, locked, pidfile, how):
+    one = holder("--pidfile", pidfile)
+    command = quoted(locked("echo", "mine", options=["--wait", "0.5"]))
+    shell.type("TERM=dumb " + command if how == "dumb" else command + " &")
+    said = shell.read_until("stop it\n")
+    reason = "held by PID %d (sh) for 0s" % one.pid
+    assert said.split("pidlock: ")[1:] == ["%s: waiting for 0s: %s\n" % (pidfile, reason),
+                                           "%s: %s; wait for it or stop it\n" % (pidfile, reason)]
 
 
 @needs_audit
@@ -311,7 +343,7 @@ def test_ctrl_z_and_fg_while_waiting(shell, holder, locked, pidfile):
     one = holder("--pidfile", pidfile)
     shell.type("sh -c 'echo waiter $$; exec \"$@\"' sh " + quoted(locked("echo", "mine", options=["--wait", "60"])))
     waiter_pid = int(shell.read_until(r"waiter \d+\n").split()[-1])
-    shell.read_until("waiting: .*\n")
+    shell.read_until("waiting for ")
     shell.type(CTRL_Z)
     until(lambda: is_stopped(waiter_pid), "the waiter is stopped")
     shell.type("fg")

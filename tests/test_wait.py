@@ -1,4 +1,5 @@
 """Waiting for the lock: how long, what wakes it, what it costs, and what it leaves behind (nothing)."""
+import fcntl
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import time
 import pytest
 from conftest import CHILDREN, ROOT
 
+import pidlock
 from pidlock import LockHeld, PidLock
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux's /proc")
@@ -21,7 +23,7 @@ class Waiter:
 
     def __init__(self, path, *arguments):
         command = [sys.executable, CHILDREN / "lock_waiter.py", path, *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self.process.pid
 
     def says(self, seconds=30):
@@ -107,35 +109,99 @@ def test_the_end_of_the_holders_process_wakes_a_waiter_at_once(how, pidfile, wai
     holder = subprocess.Popen([sys.executable, "-c", code, pidfile], cwd=ROOT, stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE)
     holder.stdout.readline()
-    other = waiter(pidfile, "TICK_FIRST=3600", "TICK_MAX=3600")
-    deadline = time.monotonic() + 30
-    while not any("pidfd" in link for link in links_of("/proc/%d/fd" % other.pid)):
-        assert time.monotonic() < deadline, "the waiter opens no pidfd"
-        time.sleep(0.001)
+    other = waiter(pidfile, "no-timer", "no-watch")
+    wait_for_descriptor(other.pid, "Pid:")
     if how == "kill":
         holder.kill()
     holder.communicate(b"\n", timeout=60)
     assert (other.says(), other.says()) == (b"waiting\n", b"acquired\n")  # a second look, and a success
 
 
-def links_of(directory):
-    for name in os.listdir(directory):
+@needs_hooks
+@pytest.mark.parametrize("without", [[], ["no-pidfd"], ["no-watch"], ["no-pidfd", "no-watch"]], ids=" ".join)
+def test_a_release_by_a_process_that_lives_on_wakes_a_waiter(without, pidfile, waiter):
+    """Catches a waiter that relies on the pidfd or on inotify alone."""
+    lock = PidLock(pidfile).acquire()
+    other = waiter(pidfile, *without)
+    assert other.says() == b"waiting\n"
+    assert (lock.release(), other.says()) == (True, b"acquired\n")
+
+
+def wait_for_descriptor(pid, word):
+    """Wait until a process has a descriptor that /proc describes by this word (proc(5), fdinfo), and sleeps."""
+    deadline = time.monotonic() + 30
+    while not any(word in text for text in descriptors_of(pid)) or state_of(pid) != "S":
+        assert time.monotonic() < deadline, "it does not sleep on %s" % word
+        time.sleep(0.001)
+
+
+def descriptors_of(pid):
+    for name in os.listdir("/proc/%d/fdinfo" % pid):
         try:
-            yield os.readlink(os.path.join(directory, name))
+            with open("/proc/%d/fdinfo/%s" % (pid, name)) as file:
+                yield file.read()
         except FileNotFoundError:
             pass
 
 
+def state_of(pid):
+    with open("/proc/%d/stat" % pid) as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+@needs_proc
 @needs_hooks
-@pytest.mark.parametrize("pidfd", [[], ["no-pidfd"]], ids=["pidfd", "no pidfd"])
-def test_a_release_by_a_process_that_lives_on_wakes_a_waiter(pidfd, pidfile, waiter):
-    """Catches a waiter that relies on the pidfd alone."""
-    if pidfd and not hasattr(os, "pidfd_open"):
-        pytest.skip("there is none anyway")
+@pytest.mark.parametrize("how", ["release", "rm", "mv", "replace"])
+def test_whoever_takes_the_file_away_wakes_a_waiter_at_once(how, pidfile, waiter, dead_pid):
+    """With a timer of an hour only inotify can wake it: the holder lives on."""
     lock = PidLock(pidfile).acquire()
-    other = waiter(pidfile, *pidfd)
-    assert other.says() == b"waiting\n"
-    assert (lock.release(), other.says()) == (True, b"acquired\n")
+    other = waiter(pidfile, "no-timer", "no-pidfd")
+    wait_for_descriptor(other.pid, "inotify wd:")
+    if how == "release":
+        lock.release()
+    elif how == "rm":
+        pidfile.unlink()
+    elif how == "mv":
+        pidfile.rename(pidfile.with_name("elsewhere"))
+    else:
+        new = pidfile.with_name("new")
+        new.write_bytes(b"%d\n\n\n" % dead_pid)
+        new.rename(pidfile)
+    assert [other.says(), other.says()] == [b"waiting\n", b"acquired\n"]
+
+
+@needs_proc
+def test_the_end_of_a_killed_wrappers_job_wakes_a_sleeper_at_once(pidfile, holder):
+    """The file stays, and no process that is known ends: catches a watch that misses the close."""
+    one = holder("-p", pidfile)
+    one.kill_wrapper()
+    found = pidlock._examine(str(pidfile), fcntl.LOCK_SH, (None, "pid-first"))
+    watch = pidlock._open_watch()
+
+    def finish_when_watched():
+        wait_for_descriptor(os.getpid(), "inotify wd:")
+        one.finish()
+
+    thread = threading.Thread(target=finish_when_watched)
+    thread.start()
+    try:
+        assert pidlock._sleep_until_change([found], {found.pid}, watch, 3600) == {0}
+    finally:
+        thread.join()
+        os.close(watch.descriptor)
+
+
+@needs_proc
+@needs_hooks
+def test_a_change_between_the_look_and_the_watch_is_not_missed(pidfile, waiter):
+    """With a timer of an hour: catches a sleep that trusts in a watch which came too late."""
+    lock = PidLock(pidfile).acquire()
+    other = waiter(pidfile, "no-timer", "no-pidfd", "pause-before-watch")
+    assert other.says() == b"watching\n"
+    lock.release()
+    other.process.stdin.write(b"\n")
+    other.process.stdin.flush()
+    assert [other.says(), other.says()] == [b"waiting\n", b"acquired\n"]
 
 
 @needs_hooks
@@ -216,6 +282,17 @@ def test_a_hundred_waits_in_vain_leave_nothing(pidfile, holder):
     assert left_behind() == before
     one.finish()
     assert not pidfile.exists()
+
+
+@needs_proc
+def test_a_wait_that_was_worth_it_leaves_nothing_behind_the_release(pidfile, waiter):
+    before = left_behind()
+    other = PidLock(pidfile).acquire()
+    timer = threading.Timer(0.05, other.release)
+    timer.start()
+    PidLock(pidfile, wait=30).acquire().release()
+    timer.join()
+    assert left_behind() == before
 
 
 @needs_proc

@@ -5,6 +5,6 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 import pidlock  # noqa: E402
 
-pidlock.TICK_FIRST = pidlock.TICK_MAX = 3600.0
+pidlock.TICK_FIRST = pidlock.TICK_MAX = pidlock.TICK_WATCHED = 3600.0
 with pidlock.PidLock(sys.argv[1], wait=float("inf"), max_concurrent=int(sys.argv[2])) as lock:
     print("slot %d" % lock.slot, flush=True)
