@@ -535,14 +535,15 @@ NO_FORK = """
 import errno, os, sys
 sys.path.insert(0, sys.argv.pop(1))
 import pidlock
-def fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-os.fork = fork
+def fork(*_, **__): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = os.posix_spawn = fork
 sys.exit(pidlock.main())
 """
 
 
-def test_a_fork_that_fails_is_one_line_and_leaves_no_lock(pidfile):
-    command = [sys.executable, "-c", NO_FORK, str(ROOT), "-p", str(pidfile), "true"]
+@pytest.mark.parametrize("options", [[], ["--group"]], ids=["posix_spawn", "fork"])
+def test_a_fork_that_fails_is_one_line_and_leaves_no_lock(pidfile, options):
+    command = [sys.executable, "-c", NO_FORK, str(ROOT), "-p", str(pidfile), *options, "true"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
-    line = "pidlock: %s: %s; look into that, then try again\n" % (pidfile, os.strerror(errno.EAGAIN))
+    line = "pidlock: true: cannot be executed: %s; look into that, then try again\n" % os.strerror(errno.EAGAIN)
     assert (done.returncode, done.stdout, done.stderr.decode(), pidfile.exists()) == (125, b"", line, False)

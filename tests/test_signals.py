@@ -251,21 +251,21 @@ def test_a_harmless_signal_does_not_end_the_wait(start, holder, pidfile, signum)
 
 @needs_audit
 @named(signal.SIGTERM, signal.SIGINT)
-@pytest.mark.parametrize("body, event", [
-    pytest.param(None, "open=test.pid", id="looking at the path"),
-    pytest.param(None, "open=.pidlock-", id="creating the private file"),
-    pytest.param(None, "os.link=", id="publishing"),
-    pytest.param(None, "os.remove=.pidlock-", id="removing the private name"),
-    pytest.param(None, "os.fork|os.posix_spawn=", id="starting the command"),
-    pytest.param(None, "os.exec=", id="becoming the command"),
-    pytest.param(b"2147483647\n\n\n", "os.remove=test.pid", id="evicting"),
+@pytest.mark.parametrize("body, event, option", [
+    pytest.param(None, "open=test.pid", "--quiet", id="looking at the path"),
+    pytest.param(None, "open=.pidlock-", "--quiet", id="creating the private file"),
+    pytest.param(None, "os.link=", "--quiet", id="publishing"),
+    pytest.param(None, "os.remove=.pidlock-", "--quiet", id="removing the private name"),
+    pytest.param(None, "os.fork|os.posix_spawn=", "--quiet", id="starting the command"),
+    pytest.param(None, "os.exec=", "--group", id="becoming the command"),
+    pytest.param(b"2147483647\n\n\n", "os.remove=test.pid", "--quiet", id="evicting"),
 ])
-def test_a_signal_before_the_command_ends_it_all(start, marker, pidfile, body, event, signum):
+def test_a_signal_before_the_command_ends_it_all(start, marker, pidfile, body, event, option, signum):
     """Red where the signals are blocked only once the lock is taken, or unblocked for the fork."""
     if body:
         pidfile.write_bytes(body)
     process = start(PYTHON, CHILDREN / "signals_at_event.py", event, str(int(signum)),
-                    "--quiet", "--pidfile", pidfile, "--", "sleep", "60", pass_fds=[marker.writer])
+                    option, "--pidfile", pidfile, "--", "sleep", "60", pass_fds=[marker.writer])
     assert (finish(process), list(pidfile.parent.iterdir())) == ((128 + signum, "", ""), [])
     marker.wait_for_end()
 
@@ -315,7 +315,13 @@ def test_the_command_has_the_callers_mask_and_dispositions(start, pidfile, befor
     command = ["grep", "-E", "^(Sig|Shd)(Blk|Ign|Pnd)", "/proc/self/status"]
     directly = finish(start(*before, *command, **options))
     under_pidlock = finish(start(*before, *PIDLOCK, "--pidfile", pidfile, "--", *command, **options))
-    assert under_pidlock == directly
+    assert without_32_and_33(under_pidlock) == without_32_and_33(directly)
+
+
+def without_32_and_33(outcome):
+    """Take away the signals that glibc keeps for itself, signal(7): its posix_spawn(3) leaves them ignored."""
+    status, masks, stderr = outcome
+    return status, re.sub("[0-9a-f]{16}", lambda mask: "%016x" % (int(mask.group(), 16) & ~(3 << 31)), masks), stderr
 
 
 @named(signal.SIGPIPE, signal.SIGXFSZ)
