@@ -1149,13 +1149,9 @@ def inspect(path, stale_after=None, stale_strategy=PID_FIRST):
 
     Raises PidLockError when the path is no pidfile or cannot be read.
     """
-    started = time.monotonic()
     try:
         path = _absolute(_checked_path(path))
-        found = _examine(path, fcntl.LOCK_SH, (stale_after, stale_strategy))
-        while time.monotonic() < started + _doubt(found):
-            time.sleep(LOOK_PAUSE)
-            found = _examine(path, fcntl.LOCK_SH, (stale_after, stale_strategy))
+        found = _probe(path, (stale_after, stale_strategy))
     except OSError as error:
         raise _explain(error, path, "look at it") from error
     record = found.record or Record(0, False, {}, {})
@@ -1175,6 +1171,16 @@ def inspect(path, stale_after=None, stale_strategy=PID_FIRST):
         trace_id=record.debug.get("trace_id"),
         **dict(holder._asdict(), command=record.details.get("command") or holder.command)
     )
+
+
+def _probe(path, policy):
+    """Examine a path to tell of it; look again while its flock may be an evictor's or another prober's."""
+    started = time.monotonic()
+    found = _examine(path, fcntl.LOCK_SH, policy)
+    while time.monotonic() < started + _doubt(found):
+        time.sleep(LOOK_PAUSE)
+        found = _examine(path, fcntl.LOCK_SH, policy)
+    return found
 
 
 def _refuse(path, held):
@@ -1246,7 +1252,7 @@ def signal_holder(path, signum):
     pidfd = None
     try:
         path = _absolute(_checked_path(path))
-        found = _examine(path, fcntl.LOCK_SH, (None, PID_FIRST))
+        found = _probe(path, (None, PID_FIRST))
         if found.state in (FREE, STALE):
             return False
         if found.pid and hasattr(signal, "pidfd_send_signal"):

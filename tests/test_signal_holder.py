@@ -112,6 +112,17 @@ def test_where_nobody_holds_it_nobody_is_signalled(run, pidfile, dead_pid, victi
     assert run("-p", pidfile, "--signal", "KILL") == (3, "", "")
 
 
+def test_an_evictor_that_has_the_flock_for_an_instant_does_not_hide_that_nobody_holds_it(
+        pidfile, dead_pid, monkeypatch):
+    """Catches a single look: it finds a stranger behind the file, and refuses."""
+    pidfile.write_bytes(b"%d\n\n\n" % dead_pid)
+    evictor = os.open(pidfile, os.O_RDONLY)
+    fcntl.flock(evictor, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(evictor, fcntl.LOCK_UN))  # between two looks
+    assert pidlock.signal_holder(str(pidfile), signal.SIGTERM) is False
+    os.close(evictor)
+
+
 # ---- Strangers ----
 
 
