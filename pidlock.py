@@ -1468,36 +1468,29 @@ def _sleep_until_change(held, ended, watch, seconds, also=None):
     its files are closed. The watch tells of a release by a process that lives on, of a removal by hand, and of the end
     of a killed holder's command. All that neither can tell is left to the caller's timer.
     """
-    descriptors = {}
+    pidfds = {}
+    poller = select.poll()
     try:
         for pid in {found.pid for found in held} - ended - {0, os.getpid()}:
             pidfd = _open_pidfd(pid)
             if pidfd is not None:
-                descriptors[pidfd] = pid
-        poller = select.poll()
-        for descriptor in list(descriptors) + [descriptor for descriptor in (watch and watch.descriptor, also)
-                                               if descriptor is not None]:
-            poller.register(descriptor, select.POLLIN)
+                pidfds[pidfd] = pid
+                poller.register(pidfd, select.POLLIN)
+        if also is not None:
+            poller.register(also, select.POLLIN)
         if watch:
+            poller.register(watch.descriptor, select.POLLIN)
             for found in held:
                 watch.add(watch.descriptor, os.fsencode(found.path), WATCHED)
             if not all(_still_names(found.path, found.status) for found in held):
                 return {0}  # what changed before the watch woke nobody
-        woken = {descriptors.get(descriptor, 0) for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
-        if watch and 0 in woken:
-            _drain(watch.descriptor)
-        return woken
+        ready = {descriptor for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
+        if watch and watch.descriptor in ready:
+            os.read(watch.descriptor, 65536)  # all that it has to tell, inotify(7)
+        return {pidfds.get(descriptor, 0) for descriptor in ready}
     finally:
-        for pidfd in descriptors:
+        for pidfd in pidfds:
             os.close(pidfd)
-
-
-def _drain(descriptor):
-    try:
-        while os.read(descriptor, 65536):
-            pass
-    except BlockingIOError:
-        pass
 
 
 def _open_pidfd(pid):
