@@ -1,5 +1,6 @@
 """Races, made deterministic: a contender is stopped at a named audit event while others act.
 
+test_pairs.py has the pairs of pidlock's own operations; here are other programs, young files, probers and patience.
 Each test also runs against copies of pidlock.py with a broken protocol (tests/children/race_variants.py), where its
 assertion has to fail: the bench itself is tested. A handshake that fails is no assertion, so it fails everywhere.
 """
@@ -118,28 +119,6 @@ def names_beside(pidfile):
 # ---- Evicting ----
 
 
-@holds_unless("blind unlink")
-def test_the_slower_of_two_evictors_leaves_the_lock_of_the_faster_one_alone(contend, stale):
-    slower = contend.stopped("fcntl.flock")  # has opened the stale file
-    faster = contend.freely()
-    assert (faster.said, slower.go()) == ("acquired", "held")
-
-
-@holds_unless("unlink without the flock")
-def test_an_evictor_keeps_others_out_until_it_has_unlinked(contend, stale):
-    first = contend.stopped("os.remove:test.pid")
-    second = contend.freely()
-    assert (second.said, first.go()) == ("held", "acquired")
-
-
-@holds_unless("blind unlink")
-def test_an_evictor_leaves_a_file_alone_that_was_created_after_its_judging(contend, stale):
-    evictor = contend.stopped("os.kill")  # about to judge what it has read
-    stale.unlink()
-    creator = contend.freely()
-    assert (creator.said, evictor.go()) == ("acquired", "held")
-
-
 @holds_unless("judging before the flock")
 def test_a_pid_written_in_place_before_the_flock_is_judged(contend, stale):
     evictor = contend.stopped("fcntl.flock")
@@ -176,23 +155,6 @@ def test_a_pidfile_that_another_program_is_writing_is_never_taken_for_dead(conte
 # ---- Releasing ----
 
 
-@holds_unless("release unlocks first")
-def test_nobody_evicts_the_file_of_a_holder_that_is_releasing(contend, pidfile):
-    holder = contend.holding("os.remove:test.pid")
-    holder.go_to("at os.remove")
-    second = contend.freely()
-    assert (second.said, holder.go(), contend.freely().said) == ("held", "released", "acquired")
-
-
-@holds_unless("blind unlink")
-def test_who_opened_a_file_that_was_then_released_leaves_the_next_holder_alone(contend, pidfile):
-    holder = contend.holding()
-    slow = contend.stopped("fcntl.flock")
-    holder.go_to("released")
-    next_holder = contend.freely()
-    assert (next_holder.said, slow.go()) == ("acquired", "held")
-
-
 @holds_unless("release by PID alone")
 def test_release_leaves_a_file_alone_that_replaced_the_holders_own(contend, pidfile):
     holder = contend.holding()
@@ -202,13 +164,6 @@ def test_release_leaves_a_file_alone_that_replaced_the_holders_own(contend, pidf
 
 
 # ---- Creating ----
-
-
-@holds_unless("rename instead of link")
-def test_of_two_creators_the_first_one_wins(contend, pidfile):
-    slower = contend.stopped("os.link|os.rename")
-    faster = contend.freely()
-    assert (faster.said, slower.go(), names_beside(pidfile)) == ("acquired", "held", ["test.pid"])
 
 
 @pytest.mark.parametrize("stop", ["os.link", "os.remove:.pidlock-"])
@@ -238,14 +193,6 @@ UNFLOCKED = "os.link open:test.pid fcntl.flock"  # it has created the path, empt
 def test_an_empty_file_created_in_place_is_spared(contend, pidfile):
     creator = contend.stopped(UNFLOCKED, prefix=NO_HARD_LINKS)
     assert (contend.freely().said, creator.go()) == ("held", "acquired")
-
-
-@needs_strace
-@holds_unless("no check in place")
-def test_a_creator_in_place_whose_empty_file_was_evicted_starts_over(contend, pidfile):
-    creator = contend.stopped(UNFLOCKED, prefix=NO_HARD_LINKS)
-    os.utime(pidfile, (0, 0))  # it was stopped for long
-    assert (contend.freely().said, creator.go()) == ("acquired", "held")
 
 
 @needs_strace

@@ -12,10 +12,9 @@ import time
 
 import pytest
 import test_paths
-from children.extras_variants import load, write_limited, write_variant
+from children.extras_variants import load, write_variant
 from conftest import CHILDREN, PIDLOCK, ROOT
 from test_paths import snapshot
-from test_races import Contender
 
 import pidlock
 from pidlock import LockHeld, PidLock
@@ -239,34 +238,6 @@ def test_the_walk_notices_when_the_limits_of_others_are_ignored(pidfile, tmp_pat
     broken = load(write_variant("ignoring theirs", tmp_path_factory.mktemp("variant")))
     with pytest.raises(AssertionError):
         walk_at_random(broken, pidfile, 300)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 8), reason="contenders stop at audit events (Python 3.8)")
-@pytest.mark.parametrize("variant, outcome", [
-    ("impatient", "held"),
-    ("impatient, no count after the take", "acquired"),
-    ("impatient, ignoring theirs", "acquired"),
-])
-def test_who_counted_before_another_took_a_slot_gives_its_own_back(pidfile, tmp_path_factory, variant, outcome):
-    """None waits for the directory's flock here, as if the one stopped were stopped for long."""
-
-    def start(limit, *stops):
-        source = write_limited(variant, tmp_path_factory.mktemp("variant"), limit)
-        arguments = [str(source), str(pidfile), "acquire", *stops]
-        contenders.append(Contender([sys.executable, "-S", str(CHILDREN / "race_stop_at.py"), *arguments]))
-        return contenders[-1]
-
-    contenders = []
-    try:
-        first, slow = start(3), start(3, "os.link:test.pid.2")  # has counted: one of three
-        second = start(2)
-        assert (first.said, slow.said, second.said) == ("acquired", "at os.link", "acquired")
-        assert slow.go() == outcome
-        names = ["test.pid", "test.pid.2", "test.pid.3"][:2 if outcome == "held" else 3]
-        assert sorted(path.name for path in pidfile.parent.iterdir()) == names
-    finally:
-        for contender in contenders:
-            contender.end()
 
 
 def storm(source, path, cycles):

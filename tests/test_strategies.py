@@ -2,15 +2,11 @@
 import calendar
 import fcntl
 import os
-import sys
 import time
 
 import pytest
-from children.race_variants import VARIANTS, write_variant
-from conftest import CHILDREN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_races import Contender
 
 import pidlock
 from pidlock import PID_FIRST, PID_ONLY, STRATEGIES, TIME_ONLY, LockHeld, PidLock
@@ -279,65 +275,6 @@ def test_time_only_breaks_a_slot_of_a_semaphore_too(run, holder, pidfile):
         holder("-p", pidfile, "--max-concurrent", "2")
     make_old(pidfile)
     assert run("-q", "-p", pidfile, "--max-concurrent", "2", *BREAK, "--", "echo", "ran")[:2] == (0, "ran\n")
-
-
-# ---- Two breakers at once ----
-
-DEFAULTS = "stale_after=None, stale_strategy=PID_FIRST, max_concurrent=1"
-AGE_ALONE = (DEFAULTS, "stale_after=60, stale_strategy=TIME_ONLY, max_concurrent=1")
-GUARD = "guard = None if guarded else _flock_directory(found.path, PATIENCE)"
-RECHECK = "if not os.path.samestat(now, found.status) or now.st_mtime_ns != found.status.st_mtime_ns:"
-BREAKERS = {
-    "time-only": [AGE_ALONE],
-    "without the directory's flock": [AGE_ALONE, (GUARD, "guard = os.open('/', os.O_RDONLY)")],
-    "without the re-check": [AGE_ALONE, (RECHECK, "if False:")],
-}
-needs_audit = pytest.mark.skipif(sys.version_info < (3, 8), reason="contenders stop at audit events (Python 3.8)")
-
-
-@pytest.fixture
-def breaker(request, pidfile, tmp_path_factory, monkeypatch):
-    """Start breakers of a variant: breaker(*stops) -> Contender that has said where it is, or how it ended."""
-    monkeypatch.setitem(VARIANTS, request.param, BREAKERS[request.param])
-    source = write_variant(request.param, tmp_path_factory.mktemp("variant"))
-    started = []
-
-    def start(*stops):
-        command = [sys.executable, "-S", str(CHILDREN / "race_stop_at.py"), source, pidfile, "acquire", *stops]
-        started.append(Contender(list(map(str, command))))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.end()
-
-
-@needs_audit
-@pytest.mark.parametrize("breaker, safe", [("time-only", True), ("without the re-check", False)], indirect=["breaker"])
-def test_a_breaker_leaves_the_file_alone_that_replaced_the_one_he_judged(breaker, holder, pidfile, safe):
-    """He is stopped between judging and his turn; another breaks the lock meanwhile."""
-    holder("-p", pidfile)
-    make_old(pidfile)
-    slower = breaker("open:mountinfo")
-    faster = breaker()
-    assert (slower.said, faster.said) == ("at open", "acquired")
-    assert (slower.go() == "held") == safe
-    assert (pidfile.read_text() == "%d\n\n\n" % faster.pid) == safe
-
-
-@needs_audit
-@pytest.mark.parametrize("breaker, said", [
-    ("time-only", ["at fcntl.flock", "acquired", "held"]), ("without the directory's flock", ["acquired", "acquired"]),
-], indirect=["breaker"])
-def test_two_breakers_at_once_never_both_break(breaker, holder, pidfile, said):
-    """The first one is stopped right before his unlink: the second asks for his turn again and again."""
-    holder("-p", pidfile)
-    make_old(pidfile)
-    first = breaker("os.remove:test.pid")
-    second = breaker("open:mountinfo", " ".join(["fcntl.flock"] * 6))
-    assert (first.said, second.said) == ("at os.remove", "at open")
-    seen = [second.go(), first.go()]
-    assert (seen if seen[0] == "acquired" else [*seen, second.go()]) == said
 
 
 def test_without_the_directorys_flock_nothing_is_broken(holder, pidfile, monkeypatch):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import test_paths
-from children.extras_variants import load, write_sweeping, write_variant
+from children.extras_variants import load, write_variant
 from conftest import CHILDREN, ROOT
 from test_paths import IS_ROOT, make_socket, make_sparse, snapshot
 from test_races import Contender
@@ -214,69 +214,18 @@ def test_a_living_lock_is_spared_whatever_its_age(run, holder, tmp_path, options
 # ---- Races ----
 
 
-@pytest.fixture
-def start(tmp_path, tmp_path_factory):
-    """Start a contender or sweeper of one variant that stops at events: start(variant, action, *stops)."""
-    contenders = []
-
-    def start(variant, action, *stops):
-        source = write_sweeping(variant, tmp_path_factory.mktemp("variant"))
-        arguments = [str(source), str(tmp_path / "test.pid"), action, *stops]
-        contenders.append(Contender([sys.executable, "-S", str(CHILDREN / "race_stop_at.py"), *arguments]))
-        return contenders[-1]
-
-    yield start
-    for contender in contenders:
-        contender.end()
-
-
 @needs_hooks
-@pytest.mark.parametrize("variant, spared", [("pidlock.py", True), ("sweep of flocked private files", False)])
-def test_the_private_file_of_a_living_creator_is_spared_whatever_its_age(tmp_path, start, variant, spared):
-    creator = start("pidlock.py", "acquire", "os.link")
-    private = next(tmp_path.glob(".pidlock-*"))
-    os.utime(private, (0, 0))
-    assert start(variant, "inspect").said.split()[1:] == [private.name] * (not spared)
-    assert (creator.said, creator.go(), names_in(tmp_path)) == ("at os.link", "acquired", ["test.pid"])
-
-
-@needs_hooks
-def test_a_creator_stopped_before_its_flock_survives_a_sweep_by_starting_over(tmp_path, start):
-    creator = start("pidlock.py", "acquire", "open:.pidlock- fcntl.flock")
-    private = next(tmp_path.glob(".pidlock-*"))
-    os.utime(private, (0, 0))
-    assert pidlock.sweep(tmp_path) == [str(private)]
-    assert (creator.said, creator.go(), names_in(tmp_path)) == ("at fcntl.flock", "acquired", ["test.pid"])
-
-
-@needs_hooks
-@pytest.mark.parametrize("variant, left", [("pidlock.py", ["test.pid"]), ("blind unlink", [])])
-def test_a_sweeper_leaves_the_lock_alone_that_replaced_what_it_found(tmp_path, start, dead_pid, variant, left):
-    put(tmp_path / "test.pid", b"%d\n\n\n" % dead_pid)
-    sweeper = start(variant, "inspect", "fcntl.flock")  # has read and opened it
-    contender = start("pidlock.py", "acquire")
-    assert (sweeper.said, contender.said) == ("at fcntl.flock", "acquired")
-    assert (sweeper.go().split()[1:], names_in(tmp_path)) == (["test.pid"] * (not left), left)
-
-
-@needs_hooks
-@pytest.mark.parametrize("variant, outcome", [("pidlock.py", "held"), ("unlink without the flock", "acquired")])
-def test_a_sweeper_keeps_others_out_until_it_has_unlinked(tmp_path, start, dead_pid, variant, outcome):
-    put(tmp_path / "test.pid", b"%d\n\n\n" % dead_pid)
-    sweeper = start(variant, "inspect", "os.remove:test.pid")
-    contender = start("pidlock.py", "acquire")
-    assert (sweeper.said, contender.said) == ("at os.remove", outcome)
-    assert (sweeper.go(), names_in(tmp_path)) == ("swept test.pid", [])
-
-
-@needs_hooks
-def test_a_sweeper_does_not_open_a_fifo_that_replaced_a_file(tmp_path, start):
+def test_a_sweeper_does_not_open_a_fifo_that_replaced_a_file(tmp_path):
     """Red with a plain open(), which waits there for a writer."""
-    put(tmp_path / "test.pid", b"data\n")
-    sweeper = start("pidlock.py", "inspect", "open:test.pid")
-    (tmp_path / "test.pid").unlink()
-    os.mkfifo(tmp_path / "test.pid")
-    assert (sweeper.go().split(":")[0], names_in(tmp_path)) == ("error", ["test.pid"])
+    path = put(tmp_path / "test.pid", b"data\n")
+    arguments = [str(ROOT / "pidlock.py"), str(path), "sweep", "open:test.pid"]
+    sweeper = Contender([sys.executable, "-S", str(CHILDREN / "race_stop_at.py"), *arguments])
+    try:
+        path.unlink()
+        os.mkfifo(path)
+        assert (sweeper.said, sweeper.go().split(":")[0], names_in(tmp_path)) == ("at open", "error", ["test.pid"])
+    finally:
+        sweeper.end()
 
 
 def storm_under_sweeps(sweep, directory):

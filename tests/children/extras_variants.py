@@ -3,7 +3,11 @@ import importlib.util
 
 from children.race_variants import VARIANTS, write_variant
 
-IMPATIENT = [("GUARD_PATIENCE = 1.0", "GUARD_PATIENCE = 0.0")]
+__all__ = ["load", "write_variant"]
+
+SLOTS_TURN = "guard = _flock_directory(self.path, GUARD_PATIENCE)"
+BREAKERS_TURN = "guard = None if guarded else _flock_directory(found.path, PATIENCE)"
+BREAKERS_CHECK = "if not os.path.samestat(now, found.status) or now.st_mtime_ns != found.status.st_mtime_ns:"
 ROOM = "_has_room(self._max_concurrent, living)"
 COUNT_AFTER = "if found.path != self._slot_path]\n                if %s:" % ROOM
 COUNT_BEFORE = "if not %s:\n                    return living" % ROOM
@@ -18,9 +22,10 @@ REPLACE_COUNTER = """                with open(path + ".new%d" % os.getpid(), "w
 """ + COUNTER_WRITE
 
 VARIANTS.update({
-    "impatient": IMPATIENT,
-    "impatient, no count after the take": IMPATIENT + [(COUNT_AFTER, COUNT_AFTER.replace(ROOM, "True"))],
-    "impatient, ignoring theirs": IMPATIENT + [(LIMITS, "limit")],
+    "break without turns": [(BREAKERS_TURN, "guard = os.open('/', os.O_RDONLY)")],
+    "break without the re-check": [(BREAKERS_CHECK, "if False:")],
+    "slots without turns": [(SLOTS_TURN, "guard = None")],
+    "no count after the take": [(COUNT_AFTER, COUNT_AFTER.replace(ROOM, "True"))],
     "no count before the take": [(COUNT_BEFORE, COUNT_BEFORE.replace("not " + ROOM, "False"))],
     "ignoring theirs": [(LIMITS, "limit")],
     "no flock of the counter": [
@@ -32,28 +37,6 @@ VARIANTS.update({
     "sweep without flock": [(SWEEP_JUDGES, "    os.unlink(path)\n    return True\n" + SWEEP_JUDGES)],
     "sweep of flocked private files": [("if granted is False or young:", "if young:")],
 })
-
-
-def write_limited(name, directory, limit):
-    """Write this variant with another default of max_concurrent, for children that know of none; return its path."""
-    path = write_variant(name, directory)
-    text = path.read_text()
-    assert text.count("max_concurrent=1,") == 1
-    path.write_text(text.replace("max_concurrent=1,", "max_concurrent=%d," % limit))
-    return path
-
-
-def write_sweeping(name, directory):
-    """Write this variant with an inspect() that sweeps the path's directory, for race_stop_at.py; return its path."""
-    path = write_variant(name, directory)
-    path.write_text(path.read_text().replace('\nif __name__ == "__main__":', """
-def inspect(path):
-    names = " ".join(map(os.path.basename, sweep(os.path.dirname(path))))
-    return namedtuple("Swept", "state")("swept " + names)
-
-
-if __name__ == "__main__":"""))
-    return path
 
 
 def load(path):

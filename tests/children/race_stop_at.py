@@ -1,7 +1,8 @@
-"""Take or inspect a lock, and stop at named audit events: race_stop_at.py MODULE PATH acquire|inspect [STOP...]
+"""Take a lock, inspect it or sweep, and stop at audit events: race_stop_at.py MODULE PATH ACTION [STOP...]
 
-A STOP is a trail of steps `EVENT` or `EVENT:TEXT` (a text in one of the event's arguments); it stops at the last one,
-where it says `at EVENT` and reads a byte before it goes on. A holder says `acquired` and reads one before it releases.
+An ACTION is acquire, inspect or sweep. A STOP is a trail of steps `EVENT` or `EVENT:TEXT` (a text in one of the event's
+arguments); it stops at the last one, where it says `at EVENT` and reads a byte before it goes on. A holder says
+`acquired` and reads one before it releases.
 """
 import importlib.util
 import os
@@ -35,6 +36,8 @@ sys.addaudithook(follow_trail)
 try:
     if action == "inspect":
         say(pidlock.inspect(path).state, and_wait=False)
+    elif action == "sweep":
+        say(" ".join(["swept", *pidlock.sweep(os.path.dirname(path))]), and_wait=False)
     else:
         lock = pidlock.PidLock(path).acquire()
         say("acquired", and_wait=True)

@@ -7,6 +7,7 @@ SAME_BODY = "os.pread(found.descriptor, BODY_MAX + 1, 0) != found.body"
 SAME_CONTENT = "%s or %s" % (SAME_MTIME, SAME_BODY)
 RELEASE = "            return None if _remove_if_same(path, descriptor) else \"the file was removed or replaced\"\n"
 FLOCK_REFUSED = "if flocked is False:\n            return None"
+LINK_CHECK = "if not in_place and _is_same_file(path, descriptor):"
 IN_PLACE_CHECK = "        if not _is_same_file(path, descriptor):\n            return None  # evicted as old"
 
 VARIANTS = {
@@ -24,6 +25,11 @@ VARIANTS = {
     "only the body compared": [(SAME_CONTENT, SAME_BODY)],
     "an empty file is dead": [("WRITING = 2.0", "WRITING = 0.0")],
     "rename instead of link": [("os.link(private, path)", "os.rename(private, path)"), ("os.unlink(private)", "pass")],
+    "flock after the link": [
+        ("        flocked = _flock(descriptor, fcntl.LOCK_EX)\n", "        flocked = True\n"),
+        (LINK_CHECK, "if not in_place and _flock(descriptor, fcntl.LOCK_EX):"),
+    ],
+    "no check after the link": [(LINK_CHECK, "if not in_place:")],
     "an unflocked file published": [(FLOCK_REFUSED, FLOCK_REFUSED.replace("flocked is False", "False"))],
     "a swept private name is fatal": [("except (FileExistsError, FileNotFoundError):", "except FileExistsError:")],
     "no check in place": [(IN_PLACE_CHECK, IN_PLACE_CHECK.replace("not _is_same_file(path, descriptor)", "False"))],
