@@ -2,14 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PREFIX ?= /usr/local
-LIBRARY = $(PREFIX)/lib/pidlock
 PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3 /usr/bin/python3)
 SORTED = $(shell for python in $(PYTHONS); do \
     $$python -c 'import sys; print(sys.version_info[0] * 100 + sys.version_info[1], sys.executable)'; \
     done | sort -n | cut -d " " -f 2)
 
-.PHONY: test stress pythons self-tests lint self-test model coverage check install uninstall clean
+.PHONY: test stress pythons self-tests lint self-test model coverage check clean
 
 test: $(VENV)/ready
 	$(BIN)/pytest -n 4
@@ -58,19 +56,8 @@ self-test:
 check: lint self-tests test model
 	$(MAKE) pythons PYTHONS="$(sort $(firstword $(SORTED)) $(lastword $(SORTED)))"
 
-# Compiled beforehand and started with -IS: no site start-up, and nobody's PYTHONPATH is imported into root's cron.
-install: INSTALL_PYTHON = $(if $(filter command line,$(origin PYTHON)),$(PYTHON),/usr/bin/python3)
-install:
-	install -D -m 644 pidlock.py $(DESTDIR)$(LIBRARY)/pidlock.py
-	$(INSTALL_PYTHON) -m compileall -q -d $(LIBRARY) $(DESTDIR)$(LIBRARY)
-	install -d $(DESTDIR)$(PREFIX)/bin
-	printf '%s\n' '#!$(INSTALL_PYTHON) -IS' 'import sys' 'sys.path.insert(0, "$(LIBRARY)")' \
-	    'import pidlock' 'pidlock.run_as_process()' > $(DESTDIR)$(PREFIX)/bin/pidlock
-	chmod 755 $(DESTDIR)$(PREFIX)/bin/pidlock
-
-uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/pidlock
-	rm -rf $(DESTDIR)$(LIBRARY)
+# build, install [PREFIX=/usr/local] [DESTDIR=] [PYTHON=/usr/bin/python3], install-command, uninstall.
+include .share/install.mk
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

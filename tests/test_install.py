@@ -1,5 +1,7 @@
-"""Installed by make and by pip, pidlock is the one file and what starts it."""
+"""Installed by make, pidlock is the one file, what starts it, its man page and its completions."""
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -7,15 +9,40 @@ import zipfile
 import pytest
 from conftest import ROOT
 
+INSTALLED = {
+    "bin/pidlock": 0o755,
+    "lib/pidlock/pidlock.py": 0o644,
+    "lib/pidlock/__pycache__/pidlock.%s.pyc" % sys.implementation.cache_tag: 0o644,
+    "share/bash-completion/completions/pidlock": 0o644,
+    "share/fish/vendor_completions.d/pidlock.fish": 0o644,
+    "share/man/man1/pidlock.1": 0o644,
+    "share/zsh/site-functions/_pidlock": 0o644,
+}
+READY = "%s/ready" % sys.prefix  # the tests have their venv, whatever make would think of it
 
-def make(*arguments):
-    subprocess.run(["make", "-s", "-C", ROOT, *arguments], check=True, stdout=subprocess.PIPE)
+
+def make(*arguments, root=ROOT, **options):
+    """Make a target with the venv that runs the tests; give a BUILD where it generates anything."""
+    command = ["make", "-s", "-C", root, "VENV=%s" % sys.prefix, "-o", READY, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def installed_in(directory):
+    """Return {path: mode} of the files there, and the modes of all directories."""
+    paths = sorted(directory.rglob("*"))
+    modes = {str(path.relative_to(directory)): path.stat().st_mode & 0o7777 for path in paths if path.is_file()}
+    return modes, {path.stat().st_mode & 0o7777 for path in paths if path.is_dir()}
+
+
+def snapshot(directory):
+    return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+            for path in directory.rglob("*")}
 
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
-    prefix = tmp_path_factory.mktemp("install") / "usr"
-    make("install", "PREFIX=%s" % prefix, "PYTHON=%s" % sys.executable)
+    prefix = tmp_path_factory.mktemp("install") / "a prefix"
+    make("install", "PREFIX=%s" % prefix, "PYTHON=%s" % sys.executable, "BUILD=%s" % (prefix.parent / "build"))
     return prefix
 
 
@@ -45,11 +72,58 @@ def test_the_installed_command_is_compiled_already(prefix):
     assert re.search(r"pidlock\.cpython-\w+\.pyc matches %s" % re.escape(str(prefix)), told)
 
 
-def test_uninstall_takes_all_of_it_away(tmp_path):
-    make("install", "DESTDIR=%s" % tmp_path, "PYTHON=%s" % sys.executable)
-    installed = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    make("uninstall", "DESTDIR=%s" % tmp_path)
-    assert len(installed) == 3 and not [path for path in tmp_path.rglob("*") if path.is_file()]
+def test_a_staged_install_is_complete_and_readable_and_knows_nothing_of_the_stage(tmp_path):
+    """Red where compileall runs under root's umask 077: everybody's start would compile anew."""
+    stage = tmp_path / "stage"
+    make("install", "DESTDIR=%s" % stage, "PREFIX=/opt/with blank", "PYTHON=%s" % sys.executable,
+         "BUILD=%s" % (tmp_path / "build"), umask=0o077)
+    stage.chmod(0o755)
+    there = stage / "opt" / "with blank"
+    assert installed_in(there) == (INSTALLED, {0o755})
+    assert sorted(path.name for path in stage.rglob("*") if not path.is_relative_to(there)) == ["opt"]
+    assert [path for path in there.rglob("*") if path.is_file() and bytes(stage) in path.read_bytes()] == []
+    assert b'"/opt/with blank/lib/pidlock"' in (there / "bin" / "pidlock").read_bytes()
+
+
+def test_installed_twice_is_installed_once_and_uninstall_takes_away_that_alone(tmp_path):
+    prefix = tmp_path / "usr"
+    others = prefix / "bin" / "pidlock-of-others"
+    others.parent.mkdir(parents=True)
+    others.write_text("")
+    options = "PREFIX=%s" % prefix, "PYTHON=%s" % sys.executable, "BUILD=%s" % (tmp_path / "build")
+    make("install", *options)
+    make("install", *options)
+    assert installed_in(prefix)[0] == {**INSTALLED, "bin/pidlock-of-others": 0o644}
+    make("uninstall", *options)
+    make("uninstall", *options)
+    assert [path for path in prefix.rglob("*") if path.is_file()] == [others]
+
+
+def test_a_relative_prefix_is_refused(tmp_path):
+    """The command would import pidlock from wherever it is started."""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        make("install-command", "PREFIX=usr", "DESTDIR=%s/" % tmp_path)
+    assert b"PREFIX is no absolute path: usr." in refused.value.stderr and os.listdir(tmp_path) == []
+
+
+def test_install_behind_make_build_writes_nothing_into_the_checkout(tmp_path):
+    """So that nothing there is root's behind `sudo make install`."""
+    checkout = tmp_path / "checkout"
+    ignore = shutil.ignore_patterns(".git", ".venv", "build", "dist", "tests", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, checkout, ignore=ignore)
+    make("build", root=checkout)
+    before = snapshot(checkout)
+    make("install", "DESTDIR=%s" % (tmp_path / "stage"), "PYTHON=%s" % sys.executable, root=checkout)
+    assert snapshot(checkout) == before
+    assert installed_in(tmp_path / "stage" / "usr" / "local")[0] == INSTALLED
+
+
+def test_the_command_alone_is_installed_without_a_venv(tmp_path):
+    """Where no registry can be reached, or Python is too old for what the man page is made with."""
+    command = ["make", "-s", "-C", ROOT, "VENV=%s" % (tmp_path / "venv"), "PREFIX=%s" % (tmp_path / "usr"),
+               "PYTHON=%s" % sys.executable, "install-command"]
+    subprocess.run(command, check=True)
+    assert sorted(installed_in(tmp_path)[0]) == sorted("usr/" + path for path in INSTALLED if "share" not in path)
 
 
 def test_pip_installs_one_module_and_its_metadata(tmp_path):
