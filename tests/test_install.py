@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -70,6 +71,19 @@ def test_the_installed_command_is_compiled_already(prefix):
     command = [sys.executable, "-v", "-IS", prefix / "bin" / "pidlock", "--version"]
     told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE).stderr.decode()
     assert re.search(r"pidlock\.cpython-\w+\.pyc matches %s" % re.escape(str(prefix)), told)
+
+
+@pytest.mark.parametrize("at_the_start, outcome", [
+    ("", (-signal.SIGINT, b"", b"")), ("trap '' INT; ", (0, b"started\n", b"")),
+], ids=["default", "ignored"])
+def test_a_ctrl_c_while_the_command_starts_ends_it_without_a_traceback(tmp_path, at_the_start, outcome):
+    """Red without the launcher's lines on SIGINT, and where they are not for default_int_handler alone."""
+    make("install-command", "PREFIX=%s" % tmp_path, "PYTHON=%s" % sys.executable)
+    slow_start = "import os\nos.kill(os.getpid(), %d)\ndef run_as_process(): print('started')\n" % signal.SIGINT
+    (tmp_path / "lib" / "pidlock" / "pidlock.py").write_text(slow_start)
+    command = ["sh", "-c", at_the_start + 'exec "$0"', tmp_path / "bin" / "pidlock"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == outcome
 
 
 def test_a_staged_install_is_complete_and_readable_and_knows_nothing_of_the_stage(tmp_path):
