@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 
 import pytest
 from conftest import ROOT
@@ -138,16 +137,3 @@ def test_the_command_alone_is_installed_without_a_venv(tmp_path):
                "PYTHON=%s" % sys.executable, "install-command"]
     subprocess.run(command, check=True)
     assert sorted(installed_in(tmp_path)[0]) == sorted("usr/" + path for path in INSTALLED if "share" not in path)
-
-
-def test_pip_installs_one_module_and_its_metadata(tmp_path):
-    pip = [sys.executable, "-m", "pip"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True, timeout=110)
-    (wheel,) = tmp_path.glob("pidlock-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert [name for name in names if ".dist-info/" not in name] == ["pidlock.py"]
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip[0] = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([*pip, "install", "-q", "--no-index", wheel], check=True, timeout=60)
-    command = [tmp_path / "venv" / "bin" / "pidlock", "-p", tmp_path / "a.pid", "--", "echo", "hello"]
-    assert subprocess.run(command, stdout=subprocess.PIPE).stdout == b"hello\n"
