@@ -7,7 +7,7 @@ SORTED = $(shell for python in $(PYTHONS); do \
     $$python -c 'import sys; print(sys.version_info[0] * 100 + sys.version_info[1], sys.executable)'; \
     done | sort -n | cut -d " " -f 2)
 
-.PHONY: test stress pythons self-tests lint self-test model coverage check clean
+.PHONY: test stress pythons self-tests lint self-test model coverage bench check clean
 
 test: $(VENV)/ready
 	$(BIN)/pytest -n 4
@@ -51,6 +51,9 @@ lint: $(VENV)/ready
 
 self-test:
 	$(PYTHON) pidlock.py --self-test
+
+bench:  # beside its peers: ROUNDS=10 shortens it, ONLY=library,handoff chooses sections
+	/usr/bin/python3 tests/bench/bench.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
 
 # The black-box tests under the oldest and the newest interpreter; `make pythons` has the others.
 check: lint self-tests test model
