@@ -36,7 +36,7 @@ class Bare:
         os.fchmod(descriptor, 0o644)
         os.statvfs(descriptor)
         os.link(private, path)
-        assert os.path.samestat(os.lstat(path), os.fstat(descriptor))
+        assert os.path.samestat(os.fstat(descriptor), os.lstat(path))
         os.unlink(private)
         os.getpid()
         self._file = os.fstat(descriptor)
@@ -46,7 +46,7 @@ class Bare:
         descriptor = self._descriptor
         os.getpid()
         assert os.path.samestat(os.fstat(descriptor), self._file)
-        assert os.path.samestat(os.lstat(self._path), os.fstat(descriptor))
+        assert os.path.samestat(os.fstat(descriptor), os.lstat(self._path))
         os.unlink(self._path)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
