@@ -1084,20 +1084,24 @@ def _process_state(pid):
     """Return "none", "ours", "zombie", "thread" or "alive"; what /proc does not show counts as alive."""
     if pid == os.getpid():
         return "ours"
-    if not pid:
+    if not _exists(pid):
         return "none"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return "none"
-    except PermissionError:
-        pass  # kill(2): it exists
     fields = _stat_fields(pid)
     if fields and _field_of("/proc/%d/status" % pid, "Tgid:") not in (None, [str(pid)]):
         return "thread"
     if fields and fields[0] in "ZX" and int(fields[17]) <= 1:  # the leader of a living process may be a zombie
         return "zombie"
     return "alive"
+
+
+def _exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # kill(2)
+    return pid > 0  # 0 is our own process group
 
 
 def _stat_fields(pid):
@@ -1443,8 +1447,8 @@ def _kind_of(status):
 # ---- Waiting ----
 
 
-# An inotify(7) descriptor, and the C library's inotify_add_watch.
-Watch = namedtuple("Watch", "descriptor add")
+# An inotify(7) descriptor, and the C library.
+Watch = namedtuple("Watch", "descriptor libc")
 WATCHED = 0x4 | 0x8 | 0x800 | 0x80000000  # IN_ATTRIB (also an unlink), IN_CLOSE_WRITE, IN_MOVE_SELF; IN_ONESHOT
 
 
@@ -1457,7 +1461,7 @@ def _open_watch():
         descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     except (ImportError, AttributeError, OSError, MemoryError):  # the last where no memory may be made executable
         return None
-    return Watch(descriptor, libc.inotify_add_watch) if descriptor >= 0 else None
+    return Watch(descriptor, libc) if descriptor >= 0 else None
 
 
 def _sleep_until_change(held, ended, watch, seconds, also=None):
@@ -1481,7 +1485,7 @@ def _sleep_until_change(held, ended, watch, seconds, also=None):
         if watch:
             poller.register(watch.descriptor, select.POLLIN)
             for found in held:
-                watch.add(watch.descriptor, os.fsencode(found.path), WATCHED)
+                watch.libc.inotify_add_watch(watch.descriptor, os.fsencode(found.path), WATCHED)
             if not all(_still_names(found.path, found.status) for found in held):
                 return {0}  # what changed before the watch woke nobody
         ready = {descriptor for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
@@ -2294,13 +2298,13 @@ def _make_sleep(path, interrupts, quiet):
 
     def sleep(held, ended, watch, seconds):
         _raise_pending(interrupts)
-        holders = {(found.pid, _process_state(found.pid) == "none") for found in held}  # asked anew when one has ended
+        holders = {(found.pid, _exists(found.pid)) for found in held}  # asked anew when one has ended
         if not holders <= told and all(map(_waits_for_us, held)):
             reason = "held by PID %d, which waits for this very process" % held[0].pid
             raise LockHeld(path, held[0].pid, reason, "lock once, outside")
         erase = "" if quiet else _show_wait(path, held, started, again=holders <= told)
         told.update(holders)
-        signalfd = _open_signalfd(interrupts) if watch else None
+        signalfd = _open_signalfd(watch.libc, interrupts) if watch else None
         try:
             return _sleep_until_change(held, ended, watch, seconds, signalfd)
         finally:
@@ -2319,11 +2323,10 @@ def _raise_pending(interrupts):
         raise _Interrupted(info.si_signo, _is_from_terminal(info))
 
 
-def _open_signalfd(signals):
+def _open_signalfd(libc, signals):
     """Return a descriptor that is readable when one of these blocked signals has come, signalfd(2); None without."""
     import ctypes
 
-    libc = ctypes.CDLL(None)
     mask = ctypes.create_string_buffer(128)  # sigset_t
     libc.sigemptyset(mask)
     for signum in signals:
@@ -2356,7 +2359,7 @@ def _waits_for_us(found):
     """Tell whether our own ancestor holds it, or we ourselves do, by a descriptor inherited from a killed holder."""
     if found.pid in _ancestors():  # and not merely of the same number, as PID 1 of another namespace is
         return any(_flockers(found.status, [found.pid])) or os.environ.get("PIDLOCK_PID") == str(found.pid)
-    return _process_state(found.pid) == "none" and any(_flockers(found.status, [os.getpid()]))
+    return not _exists(found.pid) and any(_flockers(found.status, [os.getpid()]))
 
 
 def _ancestors():

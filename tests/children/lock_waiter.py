@@ -6,6 +6,7 @@ Further arguments: `no-timer` makes each tick an hour, `no-pidfd` takes os.pidfd
 import fcntl
 import os
 import sys
+import types
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 import pidlock  # noqa: E402
@@ -27,11 +28,11 @@ def pause_before(open_watch):
             if not said:
                 said.append(print("watching", flush=True))
                 sys.stdin.readline()
-            return watch.add(*arguments)
+            return watch.libc.inotify_add_watch(*arguments)
 
         said = []
         watch = open_watch()
-        return watch._replace(add=add)
+        return watch._replace(libc=types.SimpleNamespace(inotify_add_watch=add))
 
     return open_slowly
 
