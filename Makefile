@@ -18,7 +18,8 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/pip install --quiet --group dev
 	touch $@
 
-# What `make test` does in part or small, whole and large; it prints what it did.
+# What `make test` does in part or small, whole and large, with an hour of storms; it prints what it did. PIDLOCK_SEED=N
+# repeats the storms of that seed.
 stress: $(VENV)/ready
 	PIDLOCK_STRESS=20 $(BIN)/pytest tests --timeout 7200 -s
 
