@@ -105,6 +105,7 @@ TICK_FIRST = 0.020  # seconds; the wait's timer, for what neither a pidfd nor in
 TICK_MAX = 0.100
 TICK_WATCHED = 1.0  # the same where inotify tells of each release: other hosts' and a file's age are left
 FRESHEN_EVERY = 3600.0  # seconds; /tmp cleaners count in days
+FRESHEN_FIRST = 1.0  # seconds; then the wait's watch, of which a user may have 128, is closed too
 PROGRESS = 10.0  # seconds; longer without a held, stale or created file is a filesystem with unstable inode numbers
 PATIENCE = 2.0  # seconds to wait for the flock of a file or directory that is only ever held for an instant
 COUNTER_PATIENCE = 60.0  # seconds; a queue of contenders that each wait for a disk
@@ -241,7 +242,7 @@ class PidLock:
         self._descriptor = None
         self._file = None  # the os.stat_result of what the descriptor refers to
         self._slot_path = None
-        self._watch = None  # left by the wait; closing it takes the kernel milliseconds, so not before the release
+        self._watch = None  # the wait's; closing it soon takes the kernel milliseconds, so not before the release
         self._since = 0.0
         self._held_span = None
         self.pid = None
@@ -258,8 +259,7 @@ class PidLock:
             raise RuntimeError("%s: this PidLock holds it already" % self.path)
         if self._descriptor is not None:
             os.close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
-            if self._watch is not None:
-                _close(self._watch)
+            self._end_watch()
         self._reset()
         if self._span is None:
             self._acquire()
@@ -272,8 +272,7 @@ class PidLock:
             self._held_span = self._span("pidlock.held")
             self._held_span.__enter__()
         except BaseException:
-            if self._descriptor is not None:
-                self._drop()
+            self._give_up()
             raise
         return self
 
@@ -293,9 +292,13 @@ class PidLock:
             self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
             raise
         except BaseException:
-            if self._descriptor is not None:
-                self._drop()
+            self._give_up()
             raise
+
+    def _give_up(self):
+        if self._descriptor is not None:
+            self._drop()
+        self._end_watch()
 
     def _counter_path(self):
         return self.path + ".fence" if self._fence is True else _absolute(_checked_path(self._fence))
@@ -381,28 +384,31 @@ class PidLock:
     def _wait_for(self, held, started):
         """Look again until the deadline: return [] with the lock taken, or the last Findings."""
         deadline = started + self._wait
-        watch = _open_watch() if self._wait > TICK_FIRST else None
+        self._watch = _open_watch() if self._wait > TICK_FIRST else None
         tick = TICK_FIRST
+        in_vain = 0
         ended = set()  # type: set[int]
         try:
             while held:
                 now = time.monotonic()
+                woken = set()  # type: set[int]
                 if now < deadline:
                     # Who still holds it after its process has ended is not that process: then the timer and the watch.
-                    woken = self._sleep(held, ended, watch, min(tick, deadline - now))
+                    woken = self._sleep(held, ended, self._watch, min(tick, deadline - now))
                     ended |= woken
-                    tick = TICK_FIRST if woken else min(tick * 2, TICK_WATCHED if watch else TICK_MAX)
+                    tick = TICK_FIRST if woken else min(tick * 2, TICK_WATCHED if self._watch else TICK_MAX)
+                    if woken and in_vain:  # over NFS each look opens for writing, which wakes all waiters, us too
+                        time.sleep(min(TICK_MAX, LOOK_PAUSE * 2 ** in_vain))
                 elif now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
                     time.sleep(LOOK_PAUSE)
                 else:
                     return held
-                held = self._look()
+                before, held = held, self._look()
+                in_vain = min(in_vain + 1, 7) if woken and _contents(held) == _contents(before) else 0
             return held
         finally:
-            if watch and held:
-                _close(watch.descriptor)
-            elif watch:
-                self._watch = watch.descriptor
+            if held:
+                self._end_watch()
 
     def release(self):
         """Give the lock back; return False when it was lost: removed or replaced by others while we held it.
@@ -419,14 +425,17 @@ class PidLock:
             if self._held_span is not None:
                 self._held_span.__exit__(*exc_info)
         finally:
-            lost = self._drop()
+            try:
+                lost = self._drop()
+            finally:
+                self._end_watch()
         self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._since)
         return not lost
 
     def _drop(self):
         """Give the file back without a word; return None, or why it was lost."""
-        path, descriptor, watch = self._slot_path, self._descriptor, self._watch
-        self._descriptor = self._watch = None
+        path, descriptor = self._slot_path, self._descriptor
+        self._descriptor = None
         if not _refers_to(descriptor, self._file):
             return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
@@ -437,8 +446,11 @@ class PidLock:
             raise _explain(error, path, "remove it") from error
         finally:
             _give_back(descriptor)
-            if watch is not None:
-                _close(watch)
+
+    def _end_watch(self):
+        watch, self._watch = self._watch, None
+        if watch and _refers_to(watch.descriptor, watch.file):
+            _close(watch.descriptor)
 
     def __enter__(self):
         return self.acquire()
@@ -1447,8 +1459,8 @@ def _kind_of(status):
 # ---- Waiting ----
 
 
-# An inotify(7) descriptor, and the C library.
-Watch = namedtuple("Watch", "descriptor libc")
+# An inotify(7) descriptor, its os.stat_result, and the C library.
+Watch = namedtuple("Watch", "descriptor file libc")
 WATCHED = 0x4 | 0x8 | 0x800 | 0x80000000  # IN_ATTRIB (also an unlink), IN_CLOSE_WRITE, IN_MOVE_SELF; IN_ONESHOT
 
 
@@ -1459,9 +1471,12 @@ def _open_watch():
 
         libc = ctypes.CDLL(None)
         descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if descriptor < 0:
+            return None
+        descriptor = _move_fd_up(descriptor)
+        return Watch(descriptor, os.fstat(descriptor), libc)
     except (ImportError, AttributeError, OSError, MemoryError):  # the last where no memory may be made executable
         return None
-    return Watch(descriptor, libc) if descriptor >= 0 else None
 
 
 def _sleep_until_change(held, ended, watch, seconds, also=None):
@@ -1485,8 +1500,10 @@ def _sleep_until_change(held, ended, watch, seconds, also=None):
         if watch:
             poller.register(watch.descriptor, select.POLLIN)
             for found in held:
-                watch.libc.inotify_add_watch(watch.descriptor, os.fsencode(found.path), WATCHED)
-            if not all(_still_names(found.path, found.status) for found in held):
+                added = watch.libc.inotify_add_watch(watch.descriptor, os.fsencode(found.path), WATCHED)
+                if added < 0 or not (found.refused or found.pid in pidfds.values()):
+                    seconds = min(seconds, TICK_MAX)  # there are no more watches; or its PID alone tells
+            if not all(map(_is_up_to_date, held)):
                 return {0}  # what changed before the watch woke nobody
         ready = {descriptor for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
         if watch and watch.descriptor in ready:
@@ -1495,6 +1512,17 @@ def _sleep_until_change(held, ended, watch, seconds, also=None):
     finally:
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+def _is_up_to_date(found):
+    try:
+        return _still_names(found.path, found.status)
+    except OSError:
+        return False  # the next look says what it is
+
+
+def _contents(findings):
+    return [(found.path, found.body, found.status.st_mtime_ns) for found in findings]
 
 
 def _open_pidfd(pid):
@@ -1741,13 +1769,14 @@ def _run_command(lock, argv, mask, signals, close, group):
         _make_group(child, ours)  # here and in the child: whoever comes first
     interrupted = got_int = False
     before_fork = True  # what was pending at the fork has not reached the child, whoever sent it
-    fresh_until = time.monotonic() + FRESHEN_EVERY
+    fresh_until = time.monotonic() + FRESHEN_FIRST
     while True:
         patience = 0 if before_fork else max(0, fresh_until - time.monotonic())
         info = _next_signal(signals | {signal.SIGCHLD}, patience)
         if info is None and before_fork:
             before_fork = False
         elif info is None:
+            lock._end_watch()  # by now it costs nothing
             _freshen(lock._descriptor)
             fresh_until = time.monotonic() + FRESHEN_EVERY
         elif info.si_signo == signal.SIGCHLD:
@@ -1773,26 +1802,45 @@ def _run_command(lock, argv, mask, signals, close, group):
 def _start_command(argv, environment, mask, descriptor, group):
     """Start the command with the signals and descriptors that pidlock was started with; return its PID.
 
-    posix_spawn is twice as fast as a fork of an interpreter; but only the latter can move the terminal's foreground to
-    a group before the command runs. Raises _CannotExecute, except for what a forked child finds.
+    By posix_spawn(3) where that does: it takes half the time of a fork of the interpreter, a tenth of a short run's.
+    Raises OSError where no process is to be had, and _CannotExecute; a forked child says the latter itself.
     """
     if descriptor is not None:
         os.set_inheritable(descriptor, True)
     try:
-        if group or not hasattr(os, "posix_spawn"):  # Python 3.8
+        # A group has to be moved to the terminal's foreground before the command runs. And a spawned child that Ctrl-Z
+        # stops before its execve would leave us in vfork(2) behind it: nobody could continue it.
+        if group or _has_terminal() or not _can_spawn():
             ours = os.getpgrp()
             child = os.fork()
             if child == 0:
                 _become_command(argv, environment, mask, ours if group else None)
             return child
-        # Python ignores these two; a handler, as it has for SIGINT, does not outlive execve(2).
-        return _execute(argv, environment, lambda place, words: os.posix_spawn(
-            place, words, environment, setsigmask=mask, setsigdef={signal.SIGPIPE, signal.SIGXFSZ}))
-    except OSError as error:
-        raise _CannotExecute(argv[0], error) from error
+        return _spawn_command(argv, environment, mask)
     finally:
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
+
+
+def _can_spawn():
+    """Tell whether posix_spawn is there (Python 3.8) and reports what execve(2) answers: not so before glibc 2.24."""
+    try:
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+    except (OSError, ValueError):
+        version = "2.24"  # it is another C library
+    return hasattr(os, "posix_spawn") and [int(number) for number in version.split(".")[:2]] >= [2, 24]
+
+
+def _spawn_command(argv, environment, mask):
+    def spawn(place, words):  # handlers, as Python has one for SIGINT, do not outlive execve(2); what it ignores does
+        return os.posix_spawn(place, words, environment, setsigmask=mask, setsigdef={signal.SIGPIPE, signal.SIGXFSZ})
+
+    try:
+        return _execute(argv, environment, spawn)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):  # clone(2)'s rather than execve(2)'s
+            raise
+        raise _CannotExecute(argv[0], error) from error
 
 
 def _become_command(argv, environment, mask, leave_group):
@@ -1806,7 +1854,7 @@ def _become_command(argv, environment, mask, leave_group):
             _make_group(os.getpid(), leave_group)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _execute(argv, environment, lambda place, words: os.execve(place, words, environment))
-    except OSError as error:
+    except Exception as error:
         failure = _CannotExecute(argv[0], error)
         status = failure.status
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it was made the command's; a closed stderr changes no status
@@ -1816,16 +1864,16 @@ def _become_command(argv, environment, mask, leave_group):
 
 
 class _CannotExecute(Exception):
-    """The command cannot be started: `.status` says in which way; one line as text."""
+    """The command was not found or cannot be executed, as `.status` says; one line as text."""
 
     def __init__(self, name, error):
-        reason, advice = "cannot be executed: %s" % error.strerror, "check its permissions and its first line"
-        self.status = EXIT_CANNOT_EXECUTE
         if isinstance(error, FileNotFoundError):
-            self.status, reason, advice = EXIT_NOT_FOUND, "not found", "check the name and PATH"
-        elif error.errno in (errno.EAGAIN, errno.ENOMEM):  # fork(2)'s rather than execve(2)'s
-            self.status, advice = EXIT_FAILED, "look into that, then try again"
-        super().__init__("%s: %s; %s" % (name, reason, advice))
+            super().__init__("%s: not found; check the name and PATH" % name)
+            self.status = EXIT_NOT_FOUND
+        else:
+            what = getattr(error, "strerror", None) or error
+            super().__init__("%s: cannot be executed: %s; check its permissions and its first line" % (name, what))
+            self.status = EXIT_CANNOT_EXECUTE
 
 
 def _execute(argv, environment, execute):
@@ -1934,6 +1982,15 @@ def _move_foreground(group, to):
         os.close(terminal)
 
 
+def _has_terminal():
+    """Tell whether we have a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+        return True
+    except OSError:
+        return False
+
+
 def _is_orphaned():
     """Tell whether our process group has no shell above it (POSIX.1 3.264, orphaned process group)."""
     ours = os.getpgrp()
@@ -1958,10 +2015,8 @@ def _stop_as(signum, child, group):
     """The command was stopped by the terminal: stop too, so that the shell gets the terminal back."""
     if signum not in STOP_SIGNALS:
         return  # SIGSTOP: somebody stopped the command alone
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return  # no controlling terminal, so nobody would continue us
+    if not _has_terminal():
+        return  # nobody would continue us
     ours = os.getpgrp()
     if group and (_is_orphaned() if signum == signal.SIGTSTP else _move_foreground(ours, child)):
         os.killpg(child, signal.SIGCONT)  # nobody would continue us; or bash's fg gave us the terminal without a word
@@ -2306,11 +2361,12 @@ def _make_sleep(path, interrupts, quiet):
         told.update(holders)
         signalfd = _open_signalfd(watch.libc, interrupts) if watch else None
         try:
-            return _sleep_until_change(held, ended, watch, seconds, signalfd)
+            return _sleep_until_change(
+                held, ended, watch, min(seconds, TICK_MAX) if signalfd is None else seconds, signalfd)
         finally:
             if signalfd is not None:
                 os.close(signalfd)
-            if erase:
+            if erase and _may_rewrite():  # not after Ctrl-Z and bg: there is the shell's prompt by now
                 _write(sys.stderr, erase)
 
     return sleep
@@ -2331,28 +2387,52 @@ def _open_signalfd(libc, signals):
     libc.sigemptyset(mask)
     for signum in signals:
         libc.sigaddset(mask, int(signum))
-    descriptor = libc.signalfd(-1, mask, os.O_CLOEXEC)
+    try:
+        descriptor = libc.signalfd(-1, mask, os.O_CLOEXEC)
+    except AttributeError:
+        return None  # FreeBSD has inotify without it
     return descriptor if descriptor >= 0 else None
 
 
 def _show_wait(path, held, started, again):
-    """Say on a terminal for whom we wait; return what erases it. In the background say it once, and leave it."""
+    """Say on a terminal for whom we wait; return what erases it. Where it cannot be rewritten say it once."""
     if not sys.stderr or not sys.stderr.isatty():
         return ""
-    try:
-        live = os.environ.get("TERM", "dumb") != "dumb" and os.tcgetpgrp(2) == os.getpgrp()
-    except OSError:
-        live = False  # it is another terminal than ours
-    if again and not live:
+    rewrite = _may_rewrite()
+    if again and not rewrite:
         return ""
     tell = "waiting for %s: %s" % (_duration(time.monotonic() - started), _refuse(path, held).reason)
-    if not live:
+    if not rewrite:
         _say("%s: %s" % (path, tell))
         return ""
     room = (os.get_terminal_size(2).columns or 80) - 1  # a line that wraps could not be erased
-    lines = [_printable("pidlock: %s: %s" % (name, tell)) for name in (path, os.path.basename(path))]
-    _write(sys.stderr, next((line for line in lines if len(line) <= room), lines[1][:room]))
-    return "\r\033[K"  # ECMA-48: to the line's start, erase to its end
+    line = "pidlock: %s: %s" % (path, tell)
+    if _width(line) > room:
+        line = "pidlock: %s: %s" % (os.path.basename(path), tell)
+    while _width(line) > room:
+        line = line[:-1]
+    erase = "\r\033[K"  # ECMA-48: to the line's start, erase to its end
+    _write(sys.stderr, erase + _printable(line))
+    return erase
+
+
+def _may_rewrite():
+    """Tell whether a line on the terminal may be rewritten: it is ours alone, takes that, and takes it now."""
+    if os.environ.get("TERM", "dumb") == "dumb" or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        return False  # the latter in a script's `pidlock ... &`: the terminal is the script's
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp() and bool(select.select([], [2], [], 0)[1])  # not after Ctrl-S
+    except OSError:
+        return False  # it is another terminal than ours
+
+
+def _width(text):
+    """Return how many columns it takes on a terminal, as _write and _printable show it."""
+    import unicodedata
+
+    encoding = sys.stderr.encoding or "ascii"
+    shown = _printable(text).encode(encoding, "backslashreplace").decode(encoding)
+    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in shown)
 
 
 def _waits_for_us(found):

@@ -545,5 +545,5 @@ sys.exit(pidlock.main())
 def test_a_fork_that_fails_is_one_line_and_leaves_no_lock(pidfile, options):
     command = [sys.executable, "-c", NO_FORK, str(ROOT), "-p", str(pidfile), *options, "true"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
-    line = "pidlock: true: cannot be executed: %s; look into that, then try again\n" % os.strerror(errno.EAGAIN)
+    line = "pidlock: %s: %s; look into that, then try again\n" % (pidfile, os.strerror(errno.EAGAIN))
     assert (done.returncode, done.stdout, done.stderr.decode(), pidfile.exists()) == (125, b"", line, False)

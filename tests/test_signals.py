@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from conftest import CHILDREN, PIDLOCK, PYTHON, ROOT
@@ -235,6 +236,30 @@ def test_a_signal_ends_the_wait_at_once(start, holder, pidfile, signum):
     wait_for_descriptor(waiter.pid, "sigmask:")
     os.kill(waiter.pid, signum)
     assert finish(waiter) == (128 + signum, "", "")
+
+
+def test_where_there_is_no_signalfd_the_wait_does_without():
+    import pidlock
+
+    libc = types.SimpleNamespace(sigemptyset=len, sigaddset=lambda mask, signum: 0)  # as FreeBSD's, which has inotify
+    assert pidlock._open_signalfd(libc, {signal.SIGTERM}) is None
+
+
+def links_of(pid):
+    """Return what its descriptors refer to."""
+    directory = "/proc/%d/fd" % pid
+    return [os.readlink(os.path.join(directory, name)) for name in os.listdir(directory)]
+
+
+def test_a_second_into_the_command_the_waits_watch_is_closed(start, holder, pidfile):
+    """A user may have 128 of them, and the command may run for days."""
+    one = holder("--pidfile", pidfile)
+    waiter = start(*PIDLOCK, "--pidfile", pidfile, "--wait", "inf", "--", "sh", "-c", "echo ready; read line")
+    wait_for_descriptor(waiter.pid, "inotify wd:")
+    one.finish()
+    assert waiter.stdout.readline() == "ready\n"
+    until(lambda: "anon_inode:inotify" not in links_of(waiter.pid), "the watch is closed")
+    assert finish(waiter) == (1, "", "")
 
 
 @named(signal.SIGWINCH, signal.SIGCONT)

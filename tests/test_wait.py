@@ -1,4 +1,5 @@
 """Waiting for the lock: how long, what wakes it, what it costs, and what it leaves behind (nothing)."""
+import errno
 import fcntl
 import os
 import select
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from conftest import CHILDREN, ROOT
@@ -234,6 +236,82 @@ def test_the_end_of_a_killed_wrappers_job_wakes_a_waiter(pidfile, holder, waiter
         PidLock(pidfile, wait=0.2).acquire()
     one.finish()
     assert other.says() == b"acquired\n"
+
+
+@needs_proc
+def test_where_no_watch_is_to_be_had_the_timer_is_short(pidfile, holder):
+    """inotify_add_watch fails with ENOSPC when a user has too many: catches a sleep that trusts in it."""
+    holder("-p", pidfile)
+    found = pidlock._examine(str(pidfile), fcntl.LOCK_SH, (None, "pid-first"))
+    watch = pidlock._open_watch()
+    none = watch._replace(libc=types.SimpleNamespace(inotify_add_watch=lambda *_: -1))
+    assert pidlock._sleep_until_change([found], {found.pid}, none, 3600) == set()
+    os.close(watch.descriptor)
+
+
+@needs_proc
+def test_where_neither_flock_nor_pidfd_tells_of_the_holder_the_timer_is_short(pidfile):
+    """No watch tells of a foreign holder's end."""
+    pidfile.write_text("%d\n" % os.getppid())
+    found = pidlock._examine(str(pidfile), fcntl.LOCK_SH, (None, "pid-first"))
+    watch = pidlock._open_watch()
+    assert pidlock._sleep_until_change([found], {found.pid}, watch, 3600) == set()
+    os.close(watch.descriptor)
+
+
+def test_a_watch_that_the_waiters_own_looks_wake_does_not_make_it_spin(pidfile, holder, monkeypatch):
+    """As over NFS, where flock wants a write-open, whose close wakes all waiters. Without a brake: 10,000 looks."""
+    looks = []
+
+    def flock(descriptor, operation):
+        looks.append(operation)
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real_flock(descriptor, operation)
+
+    holder("-p", pidfile)
+    real_flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(LockHeld):
+        PidLock(pidfile, wait=1).acquire()
+    assert len(looks) < 300
+
+
+def test_what_cannot_be_looked_at_ends_the_wait_with_a_pidlock_error(pidfile, holder, monkeypatch):
+    """Catches an error of the sleep that nobody explains."""
+    holder("-p", pidfile)
+    directory = pidfile.parent / "directory"
+    path = directory / "test.pid"
+    directory.mkdir()
+    path.write_text("%d\n" % os.getpid())
+
+    def remove_directory():
+        path.unlink()
+        directory.rmdir()
+        directory.write_text("a file by now")
+        return open_watch()
+
+    open_watch = pidlock._open_watch
+    monkeypatch.setattr(pidlock, "_open_watch", remove_directory)
+    with pytest.raises(pidlock.PidLockError) as raised:
+        PidLock(path, wait=1, stale_after=3600, stale_strategy="time-only").acquire()
+    assert str(raised.value).startswith("%s: cannot open it: Not a directory; " % path)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+def test_a_descriptor_that_was_closed_and_opened_anew_is_not_the_watch(pidfile, waiter):
+    """A daemoniser closes all; catches a release that closes a number which is a stranger's by now."""
+    first = PidLock(pidfile).acquire()
+    timer = threading.Timer(0.05, first.release)
+    timer.start()
+    lock = PidLock(pidfile, wait=30).acquire()
+    timer.join()
+    watch = lock._watch.descriptor
+    with open(pidfile.with_name("data"), "w") as file:
+        os.dup2(file.fileno(), watch)
+        lock.release()
+        os.fstat(watch)
+        os.close(watch)
 
 
 def test_a_foreign_holder_that_ends_wakes_a_waiter(pidfile):
