@@ -1,7 +1,7 @@
-"""Contend for a lock when told to: fault_contenders.py MODULE, then a line `PATH<tab>MARKER` on stdin for each time.
+"""Contend for a lock when told to: fault_contenders.py MODULE, then `PATH<tab>MARKER<tab>LIMIT` on stdin for each time.
 
-For 400 ms ten processes take the lock at PATH again and again, once at least, and create MARKER while they hold it; it
-must not be there yet. Each time a line of JSON tells how they fared.
+For 400 ms ten processes take the lock at PATH, or a slot of LIMIT, again and again, once at least, and create MARKER
+while they hold it; it must not be there yet. Each time a line of JSON tells how they fared.
 """
 import importlib.util
 import json
@@ -14,10 +14,10 @@ pidlock = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pidlock)
 
 
-def contend(path, marker):
+def contend(path, marker, limit):
     """Return a word for each time that somebody else was inside or removed the lock."""
     word = ""
-    lock = pidlock.PidLock(path, wait=60)
+    lock = pidlock.PidLock(path, wait=60, max_concurrent=int(limit))
     until = time.monotonic() + 0.4  # longer than the delay against which they contend
     while True:
         lock.acquire()

@@ -7,14 +7,16 @@ import subprocess
 SAME_CALLS = {"PYTHONHASHSEED": "0"}  # in each run of a test
 
 # name, nth: for strace's `when=`. text: the name, and the paths and flags in the arguments. phase: "start" up to the
-# fork, "run" while the command runs, "end" from its end on. again: whether the same call was there before it.
+# fork, "run" while the command runs, "end" from its end on, or once the holder was signalled. again: whether the same
+# call was there before it.
 Call = collections.namedtuple("Call", "name nth text phase again")
 CALL = r"^(?:[0-9]+ +)?(\w+)\((.*)$"
 SAYING_LITTLE = r"AT_FDCWD<[^>]*>|\{s[it]_[^{}]*\}|<unfinished .*$|\) += .*$"
 TELLING = r'"[^"]+"|<[^>]+>(?:\(deleted\))?|\b(?:O|F|LOCK)_[A-Z_|]+|\bSIG[A-Z]+|tv_sec=0, tv_nsec=0'
 
 OTHER_NAMES = {"linkat": "link", "unlinkat": "unlink", "mkdirat": "mkdir", "fstat": "newfstatat", "lstat": "newfstatat",
-               "stat": "newfstatat", "readlinkat": "readlink"}  # of other machines and C libraries
+               "stat": "newfstatat", "readlinkat": "readlink",
+               "renameat": "rename", "renameat2": "rename"}  # of other machines and C libraries
 NEVER_OF_A_COMMAND = "flock link unlink mkdir fchmod fsync fstatfs pwrite64 pread64 getdents64 getrandom".split()
 
 
@@ -60,6 +62,8 @@ def parse_calls(log, directory):
             calls.append(Call(name, seen[name], text, phase, any((text, phase) == call[2:4] for call in calls)))
         if name in ("clone", "clone3", "fork", "vfork"):
             phase = "run"
+        if name in ("kill", "pidfd_send_signal") and "SIGTERM" in arguments:
+            phase = "end"
     return calls
 
 
