@@ -1,9 +1,11 @@
 """Small branches of the lock that coverage or a surviving mutant showed to be unproven; mostly failing system calls."""
+import collections
 import contextlib
 import errno
 import fcntl
 import inspect
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pidlock
 from pidlock import TIME_ONLY, LockHeld, PidLock, PidLockError
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/mountinfo"), reason="needs Linux's /proc")
-real = {name: getattr(os, name) for name in ("link", "unlink", "write", "mkdir", "open")}
+real = {name: getattr(os, name) for name in ("link", "unlink", "write", "mkdir", "open", "pread", "listdir", "kill")}
 real["flock"] = fcntl.flock
 
 
@@ -32,6 +34,27 @@ def fail(monkeypatch, name, number, when=lambda *_: True, module=os):
         return real[name](*arguments, **options)
 
     monkeypatch.setattr(module, name, call)
+
+
+def show_as(monkeypatch, path, other):
+    """Let a program that opens this file open another one."""
+    usual_open = open
+    monkeypatch.setattr("builtins.open", lambda name, *rest, **named: usual_open(
+        other if name == path else name, *rest, **named))
+
+
+def hide(monkeypatch, path):
+    show_as(monkeypatch, path, path + ".no")
+
+
+def mount(monkeypatch, path, kind):
+    """Let mountinfo say that everything is on a filesystem of this kind, or with None nothing at all."""
+    with open("/proc/self/mountinfo") as file:
+        mounts = [line.partition(" - ") for line in file]
+    mountinfo = path.with_name("mountinfo")
+    mountinfo.write_text("".join("%s - %s %s" % (before, kind, after.partition(" ")[2])
+                                 for before, _, after in mounts if kind))
+    show_as(monkeypatch, "/proc/self/mountinfo", mountinfo)
 
 
 def is_private(path, *_):
@@ -184,6 +207,37 @@ def test_an_interrupt_while_looking_comes_through(old_garbage, monkeypatch, leav
         PidLock(old_garbage).acquire()
 
 
+def test_a_look_that_fails_is_an_error(old_garbage, monkeypatch, leaves_no_descriptor):
+    fail(monkeypatch, "flock", errno.EIO, lambda _, operation: operation != fcntl.LOCK_UN, fcntl)
+    with pytest.raises(PidLockError, match="cannot look at it: " + os.strerror(errno.EIO)):
+        pidlock.inspect(old_garbage)
+
+
+def test_a_pid_that_may_not_be_signalled_exists(pidfile, monkeypatch):
+    """kill(2) says EPERM of another user's. Red where that is taken for ESRCH."""
+    pidfile.write_bytes(b"%d\n" % os.getppid())
+    fail(monkeypatch, "kill", errno.EPERM)
+    assert pidlock.inspect(pidfile).state == "held"
+
+
+@needs_proc
+def test_a_proc_that_may_not_be_listed_shows_nobody(pidfile, dead_pid, monkeypatch):
+    pidfile.write_bytes(b"%d\n\n\n" % dead_pid)
+    fail(monkeypatch, "listdir", errno.EACCES, lambda path: path == "/proc")
+    with pidfile.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = pidlock.inspect(pidfile)
+    assert (found.state, found.pids) == ("held", ()) and "who does is not to be seen from here" in found.reason
+
+
+def test_a_boot_that_is_not_known_tells_nothing(pidfile, monkeypatch):
+    """As where /proc is not mounted: rule 5 needs both."""
+    hide(monkeypatch, "/proc/sys/kernel/random/boot_id")
+    pidfile.write_bytes(b"%d\n\n\nboot=00000000-0000-0000-0000-000000000000\n" % os.getppid())
+    mount(monkeypatch, pidfile, "fuse.unheard-of")
+    assert pidlock.inspect(pidfile).state == "held"
+
+
 LOW_DESCRIPTORS = """
 import errno, fcntl, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -305,14 +359,21 @@ def test_a_stale_file_that_may_not_be_removed_is_an_error_that_names_its_owner(o
 def test_where_every_file_is_executable_a_damaged_pidfile_is_one_all_the_same(old_garbage, monkeypatch):
     """As on vfat."""
     old_garbage.chmod(0o755)
-    with open("/proc/self/mountinfo") as file:
-        lines = [line.partition(" - ") for line in file]
-    mountinfo = old_garbage.with_name("mountinfo")
-    mountinfo.write_text("".join("%s - vfat %s" % (before, after.partition(" ")[2]) for before, _, after in lines))
-    usual_open = open
-    monkeypatch.setattr("builtins.open", lambda path, *rest, **named: usual_open(
-        mountinfo if path == "/proc/self/mountinfo" else path, *rest, **named))
+    mount(monkeypatch, old_garbage, "vfat")
     assert pidlock.inspect(old_garbage).state == "stale"
+
+
+@needs_proc
+@pytest.mark.parametrize("listed, state", [(None, "stale"), ("", "held")], ids=["no mountinfo", "not listed in it"])
+def test_a_filesystem_is_local_where_nothing_is_listed_and_in_doubt_where_it_alone_is_not(listed, state, pidfile,
+                                                                                          monkeypatch):
+    """In a chroot its own mount may not be listed. The PID was recycled, which only rule 3 knows."""
+    pidfile.write_bytes(b"%d\n\n\n" % os.getppid())
+    if listed is None:
+        hide(monkeypatch, "/proc/self/mountinfo")
+    else:
+        mount(monkeypatch, pidfile, None)
+    assert pidlock.inspect(pidfile).state == state
 
 
 # ---- Creating ----
@@ -403,6 +464,47 @@ def test_a_path_that_never_holds_still_is_an_error_in_the_end(pidfile, monkeypat
     assert (isinstance(raised.value, LockHeld), os.listdir(str(pidfile.parent))) == (False, [])
 
 
+def test_a_private_file_that_a_sweep_has_the_flock_of_is_made_again(pidfile, monkeypatch, leaves_no_descriptor):
+    """Red where it is published all the same, unflocked."""
+    sweepers = []
+
+    def flock(descriptor, operation):
+        names = [path for path in pidfile.parent.iterdir() if is_private(path)]
+        if names and not sweepers:
+            sweepers.append(os.open(str(names[0]), os.O_RDONLY))
+            real["flock"](sweepers[0], fcntl.LOCK_EX)
+        real["flock"](descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with PidLock(pidfile):
+        os.close(sweepers[0])
+        assert (pidlock.inspect(pidfile).state, os.listdir(str(pidfile.parent))) == ("held", [pidfile.name])
+
+
+Statvfs = collections.namedtuple("Statvfs", "f_bsize")
+FuseStatvfs = collections.namedtuple("FuseStatvfs", "f_fsid")
+
+
+@needs_proc
+@pytest.mark.parametrize("answer, kind, links", [
+    (Statvfs(4096), "ext4", 1), (Statvfs(4096), "fuse.sshfs", 0), (FuseStatvfs(0), "fuse.sshfs", 0),
+    (FuseStatvfs(0), "fuseblk", 0), (FuseStatvfs(0), "ext4", 1), (FuseStatvfs(7), "ext4", 1),
+], ids=lambda value: str(value))
+def test_only_on_fuse_is_the_pidfile_made_in_place(answer, kind, links, pidfile, monkeypatch, leaves_no_descriptor):
+    """Before Python 3.7 no f_fsid tells, and FUSE has none: then mountinfo does."""
+    linked = []
+
+    def link(private, path):
+        real["link"](private, path)
+        linked.append(path)
+
+    mount(monkeypatch, pidfile, kind)
+    monkeypatch.setattr(os, "statvfs", lambda descriptor: answer)
+    monkeypatch.setattr(os, "link", link)
+    with PidLock(pidfile):
+        assert (len(linked), pidfile.read_bytes()) == (links, b"%d\n\n\n" % os.getpid())
+
+
 def test_parents_that_somebody_else_makes_meanwhile_are_as_good(tmp_path, monkeypatch):
     def mkdir(path, mode):
         real["mkdir"](path, mode)
@@ -432,6 +534,22 @@ def test_in_place_a_file_that_appeared_meanwhile_is_left_alone(pidfile, monkeypa
     with pytest.raises(LockHeld):
         PidLock(pidfile).acquire()
     assert pidfile.read_bytes() == b"%d\n" % os.getppid()
+
+
+def test_in_place_a_file_that_is_evicted_before_it_is_flocked_is_made_again(pidfile, no_links, monkeypatch,
+                                                                            leaves_no_descriptor):
+    """As old and empty, while its maker was stopped. Red where the path is not looked at after the flock."""
+    evicted = []
+
+    def flock(descriptor, operation):
+        if pidfile.exists() and not evicted:
+            pidfile.unlink()
+            evicted.append(pidfile)
+        real["flock"](descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with PidLock(pidfile):
+        assert (len(evicted), pidlock.inspect(pidfile).state) == (1, "held")
 
 
 def test_in_place_a_flock_that_others_keep_is_an_error_and_their_file_stays(pidfile, no_links, monkeypatch):
@@ -499,6 +617,23 @@ def test_without_the_directorys_flock_a_slot_given_back_is_tried_for_again(pidfi
         assert (len(came), lock.slot, rival.exists()) == (1, 1, False)
 
 
+@pytest.mark.parametrize("rivals", [["test.pid", "test.pid.2"], ["test.pid"]], ids=["all", "one, of limit 1"])
+def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(rivals, pidfile, monkeypatch,
+                                                                              leaves_no_descriptor):
+    """A run without a limit takes the first slot without the directory's flock. Red without a count after the take."""
+    def listdir(path):
+        names = real["listdir"](path)
+        if path == str(pidfile.parent):
+            for name in rivals:
+                pidfile.with_name(name).write_bytes(b"%d\n" % os.getppid())
+        return names
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(LockHeld, match="as many as may hold it do|held by PID"):
+        PidLock(pidfile, max_concurrent=2).acquire()
+    assert sorted(real["listdir"](str(pidfile.parent))) == rivals
+
+
 # ---- Waiting ----
 
 
@@ -525,6 +660,164 @@ def test_a_counter_where_there_are_no_hard_links_is_an_error(pidfile, monkeypatc
     with pytest.raises(PidLockError, match="no hard links"):
         PidLock(pidfile, fence=True).acquire()
     assert os.listdir(str(pidfile.parent)) == []
+
+
+def test_a_counter_that_somebody_else_makes_in_the_same_instant_is_the_one(pidfile, monkeypatch, leaves_no_descriptor):
+    counter = pidfile.with_name("test.pid.fence")
+
+    def link(private, path):
+        if path == str(counter):
+            counter.write_bytes(b"%020d\n" % 41)
+        real["link"](private, path)
+
+    monkeypatch.setattr(os, "link", link)
+    with PidLock(pidfile, fence=True) as lock:
+        assert (lock.token, counter.read_bytes()) == (42, b"%020d\n" % 42)
+    assert os.listdir(str(pidfile.parent)) == [counter.name]
+
+
+def test_a_counter_that_is_replaced_while_it_is_bumped_is_not_the_one(pidfile, monkeypatch, leaves_no_descriptor):
+    """Red where the path is not looked at after the write: the next run would get that token again."""
+    counter = pidfile.with_name("test.pid.fence")
+    counter.write_bytes(b"%020d\n" % 7)
+
+    def pread(descriptor, size, offset):
+        body = real["pread"](descriptor, size, offset)
+        if body == b"%020d\n" % 7:
+            counter.unlink()
+            counter.write_bytes(b"%020d\n" % 41)
+        return body
+
+    monkeypatch.setattr(os, "pread", pread)
+    with PidLock(pidfile, fence=True) as lock:
+        assert (lock.token, counter.read_bytes()) == (42, b"%020d\n" % 42)
+
+
+def test_a_new_counter_in_a_directory_that_may_not_be_read_is_handed_out_all_the_same(pidfile, monkeypatch):
+    fail(monkeypatch, "open", errno.EACCES, lambda path, flags, *_: path == str(pidfile.parent))
+    with PidLock(pidfile, fence=True) as lock:
+        assert pidfile.with_name("test.pid.fence").read_bytes() == b"%020d\n" % lock.token
+
+
+# ---- Sweeping ----
+
+
+def become_unmarked(path):
+    path.write_bytes(b"GARBAGE")
+    os.utime(str(path), (10 ** 9, 10 ** 9))
+
+
+def become_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("nth, change", [
+    (0, remove), (1, remove), (1, become_unmarked), (1, become_directory),
+], ids=["gone before the first look", "gone after it", "rewritten after it", "a directory after it"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_file_that_changes_while_it_is_swept_is_no_left_over(nth, change, dry_run, pidfile, dead_pid, monkeypatch,
+                                                               leaves_no_descriptor):
+    """Red where the second look does not ask for the mark again."""
+    looks = []
+
+    def open_raced(path, *rest):
+        if path == str(pidfile):
+            if len(looks) == nth:
+                change(pidfile)
+            looks.append(path)
+        return real["open"](path, *rest)
+
+    pidfile.write_bytes(b"%d\n\n\n" % dead_pid)
+    monkeypatch.setattr(os, "open", open_raced)
+    swept, failures = pidlock._sweep_all(str(pidfile.parent), dry_run)
+    assert (swept, [failure.reason for failure in failures], pidfile.exists()) == (
+        [], ["is a directory, not a pidfile"] * (change == become_directory), change != remove)
+
+
+# ---- Signalling the holder ----
+
+
+@needs_proc
+@pytest.mark.parametrize("missing", [[], [(signal, "pidfd_send_signal")], [(os, "pidfd_open")]],
+                         ids=["with", "without pidfd_send_signal", "without pidfd_open"])
+def test_the_command_is_killed_without_a_pidfd_too(missing, pidfile, holder, monkeypatch):
+    """As before Python 3.9 and Linux 5.3."""
+    one = holder("-p", pidfile)
+    for module, name in missing:
+        monkeypatch.delattr(module, name, raising=False)
+    assert pidlock.signal_holder(pidfile, signal.SIGKILL) is True
+    assert (one.process.wait(timeout=60), pidfile.exists()) == (137, False)
+
+
+@needs_proc
+@pytest.mark.parametrize("number, sent", [(errno.ESRCH, False), (errno.EPERM, None)], ids=errno.errorcode.get)
+def test_a_holder_that_ends_is_nobody_and_one_that_may_not_be_signalled_an_error(number, sent, pidfile, holder,
+                                                                                 monkeypatch):
+    one = holder("-p", pidfile)
+    monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
+    fail(monkeypatch, "kill", number)
+    if sent is None:
+        with pytest.raises(PidLockError, match="cannot signal its holder: " + os.strerror(number)):
+            pidlock.signal_holder(pidfile, signal.SIGTERM)
+    else:
+        assert pidlock.signal_holder(pidfile, signal.SIGTERM) is sent
+    assert one.finish() == 1
+
+
+BETWEEN_COMMANDS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import pidlock
+with pidlock.PidLock(sys.argv[2]):
+    pidlock._set_comm()
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_kill_and_stop_reach_no_pidlock_that_has_no_command_yet(signum, pidfile):
+    """Red where they go to pidlock itself then: a command just started would be left without its lock."""
+    process = subprocess.Popen([sys.executable, "-c", BETWEEN_COMMANDS, str(ROOT), str(pidfile)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    try:
+        with pytest.raises(PidLockError, match="PID %d has no command to be seen" % process.pid):
+            pidlock.signal_holder(pidfile, signum)
+    finally:
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+# ---- Running the command ----
+
+
+def test_a_file_that_cannot_be_kept_fresh_is_no_reason_to_stop():
+    assert pidlock._freshen(2 ** 20) is None  # and not EBADF
+
+
+AS_ON_MACOS = """
+import signal, sys
+del signal.sigtimedwait, signal.SIGRTMIN, signal.SIGRTMAX
+sys.path.insert(0, sys.argv.pop(1))
+import pidlock
+sys.exit(pidlock.main())
+"""
+
+
+def test_without_sigtimedwait_and_real_time_signals_a_run_has_its_status_and_its_signals(pidfile):
+    run = [sys.executable, "-c", AS_ON_MACOS, str(ROOT), "-p", str(pidfile), "--", "sh", "-c"]
+    assert (subprocess.call([*run, "exit 7"], timeout=60), pidfile.exists()) == (7, False)
+    process = subprocess.Popen([*run, "echo ready; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert (process.wait(timeout=60), pidfile.exists()) == (143, False)
+    process.communicate()
+
+
+# ---- Words ----
 
 
 def test_a_user_without_a_name_is_told_by_number():
