@@ -30,6 +30,32 @@ def pytest_terminal_summary(terminalreporter):
     if lines:
         terminalreporter.section("what was tried")
         terminalreporter.write("".join(line + "\n" for line in sorted(lines)))
+    if "PIDLOCK_OUTCOMES" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:  # whose reports come here too
+        record_outcomes(terminalreporter.stats, os.environ["PIDLOCK_OUTCOMES"])
+
+
+def record_outcomes(stats, path):
+    """Append for each test of this run: its name, the Python if it is not the usual one, why it was skipped if so."""
+    python = os.environ.get("PIDLOCK_PYTHON", "")
+    with open(path, "a") as file:
+        for report in [report for outcome in ("passed", "failed", "skipped") for report in stats.get(outcome, ())]:
+            reason = report.longrepr[2].partition("Skipped: ")[2] if report.skipped else ""
+            file.write("%s\t%s\t%s\n" % (report.nodeid, python, reason))
+
+
+def tell_skips(path):
+    """Print how many tests were skipped why, but for those that another run with the same Python has run."""
+    with open(path) as file:
+        outcomes = [line.rstrip("\n").split("\t") for line in file]
+    ran = {(test, python) for test, python, reason in outcomes if not reason}
+    counts = collections.Counter()
+    for test, python, reason in {tuple(outcome) for outcome in outcomes if outcome[2]}:
+        if (test, python) not in ran:
+            under = " under %s, but not under the usual Python" % python if (test, "") in ran else ""
+            counts["skipped%s: %s" % (under, reason)] += 1
+    print("== what `make check` skipped" if counts else "== `make check` skipped nothing")
+    for line, count in sorted(counts.items()):
+        print("%4d %s" % (count, line))
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +128,8 @@ def dead_pid():
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+if __name__ == "__main__":  # the end of `make check`
+    tell_skips(os.environ["PIDLOCK_OUTCOMES"])
+    os.unlink(os.environ["PIDLOCK_OUTCOMES"])

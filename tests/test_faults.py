@@ -437,7 +437,7 @@ ERRORS = [
     (r'(openat|newfstatat|readlink)\("/proc', "start", "EACCES EIO EMFILE ENOENT", "runs"),
     (r"(read|getdents64)\(</proc", "start", "EINTR EIO ESRCH", "runs"),
     (r"newfstatat\(</proc", "start", "EIO", "runs"),
-    (r"kill\(", "start", "EPERM", "runs"),
+    (r"kill\(\)", "start", "EPERM", "runs"),
     (r"clone3?\(|v?fork\(", "start", "EAGAIN ENOMEM ENOSYS", "fails"),
     (r"getrandom\(", "start end", "EINTR ENOSYS", "runs"),
     (r"rt_sigtimedwait\((SIGCHLD)?\)", "run", "EINTR", "runs"),  # of one that sleeps; the others ask only
