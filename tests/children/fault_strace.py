@@ -34,7 +34,7 @@ class Traced:
         # signal comes to nothing.
         fast = trace in NEVER_OF_A_COMMAND and not any("signal=" in fault for fault in inject)
         command = ["strace", "-qq", "-y", "-s0", "-o", os.fspath(self.log), "-e", "trace=" + trace, *faults]
-        command += ["-f", "--seccomp-bpf", "--"] if fast else ["--"]
+        command += ["-f", "--seccomp-bpf", "--"] if fast else ["-f", "--"] if trace == "execve" else ["--"]
         return subprocess.Popen(
             [*command, *self._program, *map(os.fspath, arguments)], env=dict(os.environ, **SAME_CALLS),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **dict({"stdin": subprocess.DEVNULL}, **options),
