@@ -47,7 +47,7 @@ def test_the_command_of_a_killed_pidlock_keeps_the_lock_until_it_ends(run, holde
     killed.kill_wrapper()
     refused, probed = run("--pidfile", pidfile, "--", "echo", "ran"), run("--pidfile", pidfile, "--check")
     killed.finish()
-    accepted = run("--quiet", "--pidfile", pidfile, "--", "echo", "ran")
+    accepted = run("--quiet", "--pidfile", pidfile, "--wait", "60", "--", "echo", "ran")  # closed after its stdout
     assert (refused.status, refused.stdout, probed, accepted) == (75, "", (1, "", ""), (0, "ran\n", ""))
     assert one_line(pidfile, "PID %d, was killed, but its command lives on" % killed.pid).fullmatch(refused.stderr)
 

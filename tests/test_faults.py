@@ -82,8 +82,8 @@ OURS = re.compile('["<]DIR[/">]')
 class Bench:
     """A directory for a scenario, an installed pidlock, and the runs of both under strace."""
 
-    def __init__(self, place, installed, scenario, dead_pid):
-        self.scenario, self.dead_pid = scenario, dead_pid
+    def __init__(self, place, installed, scenario):
+        self.scenario = scenario
         self.directory, self.copy = place / "locks", place / "copy"
         self.pidfile = self.directory / scenario.pidfile
         self.program = [PYTHON, str(CHILDREN / "fault_program.py"), str(installed)]
@@ -104,8 +104,10 @@ class Bench:
                 shutil.rmtree(path)
             elif self.holder is None or path != self.pidfile:
                 path.unlink()
+        dead = subprocess.Popen(["true"])  # each time: there are so many processes that a PID comes again
+        dead.wait()
         for name, body in dict(BYSTANDERS, **self.scenario.files).items():
-            (self.directory / name).write_text(body.replace("%d", str(self.dead_pid)))
+            (self.directory / name).write_text(body.replace("%d", str(dead.pid)))
             os.utime(self.directory / name, (time.time() - 3600,) * 2)
         self.token = 41
         if self.scenario.held and self.holder is None:
@@ -240,9 +242,7 @@ def plan(tmp_path_factory, installed):
 
     def trace(scenario):
         if scenario.name not in plans:
-            dead = subprocess.Popen(["true"])
-            dead.wait()
-            bench = Bench(tmp_path_factory.mktemp("plan"), installed, scenario, dead.pid)
+            bench = Bench(tmp_path_factory.mktemp("plan"), installed, scenario)
             bench.prepare()
             outcome = bench.run()
             bench.free()
@@ -258,8 +258,8 @@ def plan(tmp_path_factory, installed):
 
 
 @pytest.fixture(params=SCENARIOS, ids=lambda scenario: scenario.name)
-def bench(request, tmp_path, installed, dead_pid):
-    bench = Bench(tmp_path, installed, request.param, dead_pid)
+def bench(request, tmp_path, installed):
+    bench = Bench(tmp_path, installed, request.param)
     yield bench
     bench.free()
 
@@ -609,7 +609,7 @@ def test_a_delay_at_any_call_lets_nobody_in_beside_a_holder(bench, installed, pl
 
     def run(number, call, delay):
         (tmp_path / str(number)).mkdir()
-        own = Bench(tmp_path / str(number), installed, bench.scenario, bench.dead_pid)
+        own = Bench(tmp_path / str(number), installed, bench.scenario)
         own.prepare()
         try:
             outcome = own.run_delayed(call, delay, installed / "pidlock.py")

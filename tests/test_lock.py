@@ -472,7 +472,7 @@ STATES = {
     "a dead PID": ("{dead}\n", 60, "stale", "dead", False),
     "garbage": ("garbage\n", 60, "stale", "none", False),
     "empty": ("", 60, "stale", "none", False),
-    "empty and young": ("", 0, "held", "none", True),
+    "empty and young": ("", -1, "held", "none", True),  # for 3 s
     "a living PID of another program": ("{parent}\n", 60, "held", "parent", True),
 }
 

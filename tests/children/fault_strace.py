@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 
-SAME_CALLS = {"PYTHONHASHSEED": "0"}  # in each run of a test
+SAME_CALLS = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}  # in each run of a test
 
 # name, nth: for strace's `when=`. text: the name, and the paths and flags in the arguments. phase: "start" up to the
 # fork, "run" while the command runs, "end" from its end on, or once the holder was signalled. again: whether the same
