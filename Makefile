@@ -58,7 +58,7 @@ bench:  # beside its peers: ROUNDS=10 shortens it, ONLY=library,handoff chooses 
 
 # The black-box tests under the oldest and the newest interpreter; `make pythons` has the others. Ends with the skips.
 check: lint self-tests
-	@export PIDLOCK_OUTCOMES=$$(mktemp) && $(MAKE) test model && \
+	@export PIDLOCK_OUTCOMES=$$(mktemp); trap 'rm $$PIDLOCK_OUTCOMES' EXIT; $(MAKE) test model && \
 	    $(MAKE) pythons PYTHONS="$(sort $(firstword $(SORTED)) $(lastword $(SORTED)))" && \
 	    $(BIN)/python tests/conftest.py
 
