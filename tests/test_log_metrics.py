@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from children.trace_calls import Traced
+from children.trace_calls import Traced, index_of_start
 from conftest import PIDLOCK
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,7 +21,7 @@ TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 KEYS = {"time", "event", "path", "pid", "slot", "token", "trace_id", "seconds", "reason"}
 
 
-STEPS = "openat flock write fchmod link linkat unlink unlinkat clone rename renameat exit_group".split()
+STEPS = "openat flock write fchmod link linkat unlink unlinkat clone clone3 vfork rename renameat exit_group".split()
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_kill_9_at_each_step_leaves_the_old_or_the_new_file(traced, run, pidfile
     arguments = ("--quiet", "--pidfile", pidfile, "--metrics", metrics, "--", "true")
     assert [run(*arguments), traced.run(*arguments)] == [(0, "", "")] * 2
     calls = [call for call in traced.calls(pidfile) if '"pidlock", 7)' not in call.arguments]
-    behind = calls[[call.name for call in calls].index("clone"):]
+    behind = calls[index_of_start(calls):]
     first = next(nth for nth, call in enumerate(behind) if '"%s"' % metrics.parent in call.arguments)
     steps = behind[first:]
     assert {"openat", "flock", "write", "fchmod", "rename", "exit_group"} <= {call.name for call in steps}

@@ -39,7 +39,7 @@ VARIANTS = {
         (RELEASE, "            return None if parse_record(open(path, 'rb').read()).pid == self.pid "
                   "and not os.unlink(path) else 'lost'\n"),
     ],
-    "probers exclude each other": [("_examine(path, fcntl.LOCK_SH, (stale", "_examine(path, fcntl.LOCK_EX, (stale")],
+    "probers exclude each other": [("= _examine(path, fcntl.LOCK_SH", "= _examine(path, fcntl.LOCK_EX")],
     "patient": [  # so that a slow machine does not end the wait before the test does
         ("LOOK_AGAIN = 0.050", "LOOK_AGAIN = 60.0"),
         ("LOOK_LONG = 1.0", "LOOK_LONG = 60.0"),

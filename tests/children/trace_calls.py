@@ -10,6 +10,11 @@ Call = collections.namedtuple("Call", "name nth arguments")
 SAME_CALLS = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}  # in each run of a test
 
 
+def index_of_start(calls):
+    """Return where the command's process is made: by posix_spawn's clone3, or by a fork's clone."""
+    return next(index for index, call in enumerate(calls) if call.name in ("clone", "clone3", "vfork"))
+
+
 class Traced:
     """strace traces pidlock itself and not its command. names: of the calls to trace."""
 
