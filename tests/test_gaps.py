@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -113,6 +114,25 @@ def test_a_forked_child_contends_for_the_lock_like_anybody(pidfile, leaves_no_de
     with pytest.raises(LockHeld):
         PidLock(pidfile).acquire()
     assert lock.release()
+
+
+@needs_proc
+def test_a_forked_child_of_one_that_has_waited_closes_its_copies_of_all_descriptors(pidfile, leaves_no_descriptor):
+    """Red where the watch of the wait is forgotten."""
+    first = PidLock(pidfile).acquire()
+    threading.Timer(0.1, first.release).start()
+    lock = PidLock(pidfile, wait=60).acquire()
+    copies = [descriptor for descriptor in (lock._descriptor, lock._watch) if descriptor is not None]
+    child = os.fork()
+    if child == 0:
+        try:
+            lock._wait = 0
+            lock.acquire()
+        except LockHeld:
+            os._exit(sum(os.path.exists("/proc/self/fd/%d" % descriptor) for descriptor in copies))
+        finally:
+            os._exit(99)
+    assert (os.WEXITSTATUS(os.waitpid(child, 0)[1]), lock.release()) == (0, True)
 
 
 def test_a_path_that_looks_like_a_slots_is_slot_1(old_garbage):
@@ -818,6 +838,16 @@ def test_without_sigtimedwait_and_real_time_signals_a_run_has_its_status_and_its
 
 
 # ---- Words ----
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_self_test_that_cannot_be_printed_is_a_failure(unbuffered):
+    """Red where what is still in the buffer at the end is forgotten."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, str(ROOT / "pidlock.py"), "--self-test"], stdout=full, timeout=100,
+                              stderr=subprocess.PIPE, env=dict(os.environ, PYTHONUNBUFFERED=unbuffered))
+    assert (done.returncode, done.stderr.count(b"\n") <= 1, b"Traceback" in done.stderr) == (125, True, False)
 
 
 def test_a_user_without_a_name_is_told_by_number():
