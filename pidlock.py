@@ -53,6 +53,7 @@ import signal
 import stat
 import sys
 import time
+import types
 from collections import namedtuple
 
 try:
@@ -60,8 +61,8 @@ try:
 except ImportError:
     sys.exit("pidlock: this system has no flock(2); pidlock runs on Linux and other POSIX systems")
 
-# argparse, json, re, subprocess and their like are imported where they are used: each costs a run that
-# does not need it milliseconds, and argparse has to wait until signals are blocked.
+# ctypes, json, re, subprocess and their like are imported where they are used: each costs a run that does not need it
+# milliseconds. argparse takes as long as all the rest together, so the command line is read without it.
 
 __all__ = ["PidLock", "PidLockError", "LockHeld", "LockDir", "Status", "active_pid", "inspect", "sweep"]
 __version__ = "0.1.0"
@@ -2205,19 +2206,30 @@ def _replace_metrics(metrics, values):
 
 # ---- The command line ----
 
-STATUSES = """\
-the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
-failed, 126 not executable, 127 not found, 2 wrong usage
---check: 0 free, 1 held, 125 cannot tell; --signal: 0 sent, 3 not held
---status: 0 held, 1 stale, 3 free, 4 cannot tell"""
-EXAMPLES = """examples:
+USAGE = """pidlock --pidfile FILE [options] [--] COMMAND [ARG...]
+       pidlock --pidfile FILE --check | --status [--json] | --signal SIG
+       pidlock --sweep DIR [--dry-run] | --self-test | --version | --help"""
+HELP = """usage: %s
+
+Run COMMAND under a lock that people can read: a pidfile.
+
+options:
+%s
+
+exit status:
+  the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
+  failed, 126 not executable, 127 not found, 2 wrong usage
+  --check: 0 free, 1 held, 125 cannot tell; --signal: 0 sent, 3 not held
+  --status: 0 held, 1 stale, 3 free, 4 cannot tell
+
+more options:
+%s
+
+examples:
   pidlock --pidfile /run/backup.pid -- /home/me/backup.sh
   pidlock --pidfile /run/backup.pid --wait 60 -- ./backup.sh
   pidlock --pidfile /run/backup.pid --status
 """
-USAGE = """pidlock --pidfile FILE [options] [--] COMMAND [ARG...]
-       pidlock --pidfile FILE --check | --status [--json] | --signal SIG
-       pidlock --sweep DIR [--dry-run] | --self-test | --version | --help"""
 
 
 def main(argv=None):
@@ -2230,7 +2242,7 @@ def main(argv=None):
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
         return options.action(options, mask)
-    except SystemExit as stop:  # argparse has spoken
+    except SystemExit as stop:  # wrong usage, --help or --version, and it has been said
         return stop.code
     except LockHeld as held:
         if not options.quiet:
@@ -2479,100 +2491,58 @@ def _write(stream, text):
 
 
 def _parse(argv):
-    """Return the options. Wrong usage ends in SystemExit(2) with argparse's message."""
-    parser = _make_parser()
-    takes_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
-    words, command = _split_command(argv, takes_value)
-    options = parser.parse_args(["--fence=" if word == "--fence" else word for word in words])
-    if any(value in ([], "--") for value in vars(options).values()) or "--fence=--" in words:  # []: before Python 3.13
-        parser.error("-- is no option's value; a file of that name is ./--")
-    options.command = command
-    options.fence = options.fence == "" or options.fence
-    _check_usage(parser, options)
+    """Return the options, with .command and .action. Raises SystemExit after a usage error, --help and --version."""
+    by_name = {name: option for option in COMMON_OPTIONS + MORE_OPTIONS for name in option.names}
+    options = types.SimpleNamespace(**{_key(option): option.default for option in by_name.values()})
+    given = set()
+    words = list(argv)
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") and len(name) > 2:  # -pFILE, or -qv
+            name, equals, value = word[:2], "", word[2:]
+        if name not in by_name:
+            _end_usage("unrecognized arguments: " + word)
+        option = by_name[name]
+        label = "/".join(option.names[:2])
+        if option.metavar is None:
+            if equals:
+                _end_usage("argument %s: ignored explicit argument %r" % (label, value))
+            if value:
+                words.insert(0, "-" + value)
+            value = True
+        else:
+            if not equals and not value and option.metavar != OPTIONAL:
+                if not words or words[0].startswith("--") or words[0][:2] in by_name:
+                    _end_usage("argument %s: expected one argument" % label)
+                value = words.pop(0)
+            try:
+                value = option.convert(value)
+            except ValueError as problem:
+                _end_usage("argument %s: %s" % (label, problem))
+        setattr(options, _key(option), value)
+        given.add(_key(option))
+        if options.help or options.version:
+            tables = ["\n".join(map(_describe_option, table)) for table in (COMMON_OPTIONS, MORE_OPTIONS)]
+            _write(sys.stdout, HELP % (USAGE, *tables) if options.help else "pidlock %s\n" % __version__)
+            raise SystemExit(EXIT_OK)
+    options.command = words[1:] if words[:1] == ["--"] else words
+    _check_usage(options, given)
     return options
 
 
-def _make_parser():
-    import argparse
-
-    class Formatter(argparse.RawDescriptionHelpFormatter):
-        def _format_action_invocation(self, action):  # as 3.13 does, on every version
-            words = ", ".join(action.option_strings)
-            if action.nargs == "?":
-                return "%s[=%s]" % (words, action.metavar)
-            return words if action.nargs == 0 else words + " " + action.metavar
-
-    def error(message):
-        _write(sys.stderr, "usage: %s\npidlock: error: %s\n" % (USAGE, message))
-        raise SystemExit(EXIT_USAGE)
-
-    parser = argparse.ArgumentParser(
-        prog="pidlock",
-        usage=USAGE,
-        description="Run COMMAND under a lock that people can read: a pidfile.",
-        epilog=EXAMPLES,
-        add_help=False,
-        allow_abbrev=sys.version_info < (3, 8),  # False breaks -qq and -pX before 3.8
-        formatter_class=lambda prog: Formatter(prog, max_help_position=30, width=80),
-    )
-    # argparse's own fail, before 3.12, where the stream is closed or full.
-    parser.error = error  # type: ignore[method-assign]
-    parser._print_message = lambda text, file=None: _write(sys.stdout, text)  # type: ignore
-    _add_common_options(parser.add_argument_group("options").add_argument, argparse.SUPPRESS)
-    parser.add_argument_group("exit status", STATUSES)  # here, so that one screen of 24 lines has what most need
-    _add_more_options(parser.add_argument_group("more options").add_argument)
-    return parser
+def _key(option):
+    return next(name for name in option.names if name.startswith("--"))[2:].replace("-", "_")
 
 
-def _add_common_options(add, hidden):
-    add("-p", "--pidfile", metavar="FILE", help="the lock; missing parent directories are made")
-    add("-w", "--wait", metavar="TIME", type=_seconds, default=0.0, help="wait so long: 90, 0.5, 30s, 1h30m, inf")
-    add("-E", "--held-exit-code", metavar="N", type=_exit_code, default=EXIT_HELD,
-        help="exit with N, not 75, when it is held")
-    add("--conflict-exit-code", dest="held_exit_code", type=_exit_code, default=EXIT_HELD, help=hidden)  # flock(1)'s
-    add("-q", "--quiet", action="store_true", help="say nothing of held, waiting, taking over")
-    add("-v", "--verbose", action="store_true", help="also say acquired and released")
-    add("--check", action="store_true", help="tell by the exit status whether it is held")
-    add("--status", action="store_true", help="tell who holds it")
-    add("--signal", metavar="SIG", type=_signal_number, help="signal the holder, never a stranger")
-    add("-h", "--help", action="help", help="print this")
+def _describe_option(option):
+    value = "" if option.metavar is None else option.metavar if option.metavar == OPTIONAL else " " + option.metavar
+    return "  %-22s  %s" % (", ".join(option.names[:2]) + value, option.help)
 
 
-def _add_more_options(add):
-    add("-o", "--close", action="store_true", help="keep the lock's descriptor from the command")
-    add("-g", "--group", action="store_true", help="run the command in a process group of its own")
-    add("--mode", metavar="MODE", type=_mode, default=0o644, help="the pidfile's permissions; default 0644")
-    add("--stale-after", metavar="TIME", type=_seconds, help="doubtful holders count as gone after that long")
-    add("--stale-strategy", metavar="S", choices=STRATEGIES, default=PID_FIRST, help=", ".join(STRATEGIES))
-    add("--max-concurrent", metavar="N", type=_slots, default=1, help="let N hold it at once")
-    add("--details", action="store_true", help="record who, where, since when and why")
-    add("--trace-id", metavar="ID", type=_trace_id, help="recorded; default: the trace of TRACEPARENT")
-    add("--fence", metavar="FILE", nargs="?", const=True, default=False, help="take a token; default: FILE.fence")
-    add("--log", metavar="FILE", help="append events as JSON lines; - is stderr")
-    add("--metrics", metavar="FILE", help="keep a Prometheus textfile")
-    add("--json", action="store_true", help="tell it as JSON")
-    add("--sweep", metavar="DIR", help="remove pidlock's stale files there")
-    add("--dry-run", action="store_true", help="only print what it would remove")
-    add("--self-test", action="store_true", help="test this pidlock on this machine")
-    add("--version", action="version", version="pidlock " + __version__, help="print the version")
-
-
-def _split_command(argv, takes_value):
-    """Split argv before the command: before the first word that is no option, or around the first `--`."""
-    position = 0
-    while position < len(argv):
-        word = argv[position]
-        if word == "--":
-            return argv[:position], argv[position + 1:]
-        if not word.startswith("-") or word == "-":
-            break
-        if word.startswith("--"):
-            value_follows = word in takes_value
-        else:  # -qp FILE, but not -qpFILE
-            letters = [place for place in range(1, len(word)) if "-" + word[place] in takes_value]
-            value_follows = bool(letters) and letters[0] == len(word) - 1
-        position += 1 + value_follows
-    return argv[:position], argv[position:]
+def _end_usage(problem):
+    _write(sys.stderr, "usage: %s\npidlock: error: %s\n" % (USAGE, _printable(problem)))
+    raise SystemExit(EXIT_USAGE)
 
 
 ACTIONS = {"check": _check, "status": _show_status, "signal": _send_signal, "sweep": _sweep,
@@ -2582,53 +2552,53 @@ GOES_WITH = {"check": PROBE_OPTIONS, "status": PROBE_OPTIONS | {"json"}, "signal
              "sweep": {"dry_run", "quiet", "verbose"}, "self_test": set()}
 
 
-def _check_usage(parser, options):
+def _check_usage(options, given):
     """Choose options.action; end with usage errors for options that do not belong together."""
-    given = {name for name, value in vars(options).items() if name != "command" and value != parser.get_default(name)}
     asked = [name for name in ACTIONS if name in given]
     as_option = {name: "--" + name.replace("_", "-") for name in given}
     options.action = ACTIONS[asked[0]] if asked else _run
     if asked:
         strange = sorted(given - GOES_WITH[asked[0]] - {asked[0]})
         if options.command:
-            parser.error("%s runs no command" % as_option[asked[0]])
+            _end_usage("%s runs no command" % as_option[asked[0]])
     else:
         strange = sorted(given & {"json", "dry_run"})
     if strange:
-        parser.error("%s does not go with %s" % (as_option[strange[0]], as_option[asked[0]] if asked else "a command"))
+        _end_usage("%s does not go with %s" % (as_option[strange[0]], as_option[asked[0]] if asked else "a command"))
     if "pidfile" not in given and (not asked or asked[0] not in ("sweep", "self_test")):
-        parser.error("--pidfile FILE is required")
+        _end_usage("--pidfile FILE is required")
     for name in ("pidfile", "sweep", "log", "metrics"):
         if getattr(options, name) == "":
-            parser.error("--%s: an empty name" % name)
+            _end_usage("--%s: an empty name" % name)
     if not asked and not options.command:
-        parser.error("no command given")
+        _end_usage("no command given")
     if options.stale_strategy == TIME_ONLY and options.stale_after is None:
-        parser.error("--stale-strategy time-only needs --stale-after")
+        _end_usage("--stale-strategy time-only needs --stale-after")
 
 
 def _seconds(text):
-    """Return a TIME in seconds: 90, 0.5, 30s, 5m, 1h30m, 2d or inf. Raises argparse.ArgumentTypeError."""
-    import argparse
-    import re
+    """Return a TIME in seconds: 90, 0.5, 30s, 5m, 1h30m, 2d or inf."""
+    if text == "inf" or _is_decimal(text):
+        return float(text)
+    rest, seconds = text, 0.0
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        value, found, behind = rest.partition(unit)
+        if found and _is_decimal(value):
+            rest, seconds = behind, seconds + float(value) * size
+    if rest or not text:
+        raise ValueError("%r is no time; try 90, 0.5, 30s, 5m, 1h30m, 2d or inf" % text)
+    return seconds
 
-    if text == "inf":
-        return float("inf")
-    number = r"([0-9]+(?:\.[0-9]+)?)"
-    match = re.match("(?:{0}|(?:{0}d)?(?:{0}h)?(?:{0}m)?(?:{0}s)?)$".format(number), text)
-    if not text or not match or text.endswith("\n"):
-        raise argparse.ArgumentTypeError("%r is no time; try 90, 0.5, 30s, 5m, 1h30m, 2d or inf" % text)
-    return sum(float(value) * unit for value, unit in zip(match.groups(), (1, 86400, 3600, 60, 1)) if value)
+
+def _is_decimal(text):
+    """Tell whether it is digits, or digits with a point among them: ASCII only, not all that float() takes."""
+    return all(part and not part.strip("0123456789") for part in text.split(".", 1))
 
 
 def _number(text, lowest, highest, what):
-    """Return a decimal number within bounds. Raises argparse.ArgumentTypeError."""
-    import argparse
-
-    digits = text.encode("utf-8", "surrogateescape")
-    if not digits.isdigit() or len(digits) > 9 or not lowest <= int(digits) <= highest:
-        raise argparse.ArgumentTypeError("%r is no %s; try a number from %d to %d" % (text, what, lowest, highest))
-    return int(digits)
+    if not 0 < len(text) < 10 or text.strip("0123456789") or not lowest <= int(text) <= highest:
+        raise ValueError("%r is no %s; try a number from %d to %d" % (text, what, lowest, highest))
+    return int(text)
 
 
 def _exit_code(text):
@@ -2646,23 +2616,70 @@ def _signal_number(text):
     return _number(text, 1, signal.NSIG - 1, "signal")
 
 
-def _trace_id(text):
-    import argparse
+def _strategy(text):
+    if text not in STRATEGIES:
+        raise ValueError("%r is no strategy; try %s" % (text, ", ".join(STRATEGIES)))
+    return text
 
+
+def _trace_id(text):
     if not text.isprintable() or not 1 <= len(text) <= TRACE_ID_MAX:
-        raise argparse.ArgumentTypeError("%r is empty, too long, or has characters that do not print" % text)
+        raise ValueError("%r is empty, too long, or has characters that do not print" % text)
     return text
 
 
 def _mode(text):
-    import argparse
-
     mode = int(text, 8) if text and set(text) <= set("01234567") else 0
     try:
         PidLock("checked", mode=mode)
     except ValueError:
-        raise argparse.ArgumentTypeError("%r is no mode for a pidfile; try 0644 or 0600" % text) from None
+        raise ValueError("%r is no mode for a pidfile; try 0644 or 0600" % text) from None
     return mode
+
+
+# names: a third is not shown. metavar: its value's, None for a flag. convert: from the value's text, or ValueError.
+Option = namedtuple("Option", "names metavar help convert default")
+OPTIONAL = "[=FILE]"
+
+
+def _flag(names, text):
+    return Option(names, None, text, None, None)
+
+
+def _option(names, metavar, text, convert=str, default=None):
+    return Option(names, metavar, text, convert, default)
+
+
+COMMON_OPTIONS = [
+    _option(("-p", "--pidfile"), "FILE", "the lock; missing parent directories are made"),
+    _option(("-w", "--wait"), "TIME", "wait so long: 90, 0.5, 30s, 1h30m, inf", _seconds, 0.0),
+    _option(("-E", "--held-exit-code", "--conflict-exit-code"), "N", "exit with N, not 75, when it is held", _exit_code,
+            EXIT_HELD),
+    _flag(("-q", "--quiet"), "say nothing of held, waiting, taking over"),
+    _flag(("-v", "--verbose"), "also say acquired and released"),
+    _flag(("--check",), "tell by the exit status whether it is held"),
+    _flag(("--status",), "tell who holds it"),
+    _option(("--signal",), "SIG", "signal the holder, never a stranger", _signal_number),
+    _flag(("-h", "--help"), "print this"),
+]
+MORE_OPTIONS = [
+    _flag(("-o", "--close"), "keep the lock's descriptor from the command"),
+    _flag(("-g", "--group"), "run the command in a process group of its own"),
+    _option(("--mode",), "MODE", "the pidfile's permissions; default 0644", _mode, 0o644),
+    _option(("--stale-after",), "TIME", "doubtful holders count as gone after that long", _seconds),
+    _option(("--stale-strategy",), "S", ", ".join(STRATEGIES), _strategy, PID_FIRST),
+    _option(("--max-concurrent",), "N", "let N hold it at once", _slots, 1),
+    _flag(("--details",), "record who, where, since when and why"),
+    _option(("--trace-id",), "ID", "recorded; default: the trace of TRACEPARENT", _trace_id),
+    _option(("--fence",), OPTIONAL, "take a token; default: FILE.fence", lambda file: file or True, False),
+    _option(("--log",), "FILE", "append events as JSON lines; - is stderr"),
+    _option(("--metrics",), "FILE", "keep a Prometheus textfile"),
+    _flag(("--json",), "tell it as JSON"),
+    _option(("--sweep",), "DIR", "remove pidlock's stale files there"),
+    _flag(("--dry-run",), "only print what it would remove"),
+    _flag(("--self-test",), "test this pidlock on this machine"),
+    _flag(("--version",), "print the version"),
+]
 
 
 # ---- Self-test ----

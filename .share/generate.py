@@ -1,9 +1,9 @@
-"""Write the man page and the completions, out of the parser that --help comes from: generate.py DIRECTORY"""
+"""Write the man page and the completions, out of the tables that --help comes from: generate.py DIRECTORY"""
 import pathlib
 import re
 import signal
 import sys
-from argparse import REMAINDER
+from argparse import REMAINDER, ArgumentParser
 
 import shtab
 from argparse_manpage.manpage import Manpage
@@ -62,8 +62,22 @@ complete -c pidlock -n 'not _shtab_pidlock_using; or not string match -q -- "-*"
 """
 
 
+def make_parser():
+    """Return an argparse parser with the options of pidlock's tables, for the generators to read."""
+    parser = ArgumentParser("pidlock", add_help=False, description=pidlock.HELP.split("\n\n")[1])
+    group = parser.add_argument_group("options")
+    for option in pidlock.COMMON_OPTIONS + pidlock.MORE_OPTIONS:
+        value = {"action": "store_true"} if option.metavar is None else {"metavar": option.metavar}
+        if option.metavar == pidlock.OPTIONAL:
+            value = {"metavar": "FILE", "nargs": "?"}
+        if option.convert is pidlock._strategy:
+            value["choices"] = pidlock.STRATEGIES
+        group.add_argument(*option.names[:2], help=option.help, **value)
+    return parser
+
+
 def make_page():
-    parser = pidlock._make_parser()
+    parser = make_parser()
     values = {action.metavar for action in parser._actions if action.metavar} | {"COMMAND", "ARG"}
 
     def in_roff(text):
@@ -75,7 +89,7 @@ def make_page():
         value = action.metavar and {"?": "[=%s]"}.get(action.nargs, " %s") % action.metavar
         return in_roff(", ".join(action.option_strings) + (value or ""))
 
-    description, parser.description, parser.epilog = parser.description, None, None
+    description, parser.description = parser.description, None
     page = Manpage(parser)
     page.description = pidlock.__doc__.split(".")[0].replace("Run", "run")
     page.source = "pidlock " + pidlock.__version__
@@ -87,7 +101,6 @@ def make_page():
         ".TP\n%s\n%s" % (in_roff(status), in_roff(meaning)) for status, meaning in statuses_of_readme()))
     page.parse_include(str(HERE / "sections"))
     text = str(page).replace(page.date.replace("-", r"\-"), page.date)  # mandoc wants it so
-    text = text.replace(".SH MORE OPTIONS\n", "")
     return re.sub("\n\n+", "\n", text)  # mandoc shows an empty line beside the one that each macro leaves
 
 
@@ -98,7 +111,7 @@ def statuses_of_readme():
 
 
 def make_completion(shell):
-    parser = pidlock._make_parser()
+    parser = make_parser()
     actions = {action.dest: action for action in parser._actions}
     for name in ("pidfile", "log", "metrics"):
         actions[name].complete = {**shtab.FILE, "fish": FISH_PATH % "__fish_complete_path"}

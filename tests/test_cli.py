@@ -62,7 +62,6 @@ examples:
 NO_TIME = "argument -w/--wait: %r is no time; try 90, 0.5, 30s, 5m, 1h30m, 2d or inf"
 NO_STATUS = "argument -E/--held-exit-code: %r is no exit status; try a number from 0 to 255"
 NO_MODE = "argument --mode: %r is no mode for a pidfile; try 0644 or 0600"
-NO_DASHES = "-- is no option's value; a file of that name is ./--"
 
 
 # ---- Help, version, usage ----
@@ -94,9 +93,6 @@ def test_version_is_one_line(run):
     (["-p", "", "true"], "--pidfile: an empty name"),
     (["-p", "FILE"], "no command given"),
     (["-p", "FILE", "--"], "no command given"),
-    (["-p--", "true"], NO_DASHES),
-    (["--pidfile=--", "true"], NO_DASHES),
-    (["-p", "FILE", "--fence=--", "true"], NO_DASHES),
     (["-p", "FILE", "--check", "true"], "--check runs no command"),
     (["-p", "FILE", "--nonsense", "true"], "unrecognized arguments: --nonsense"),
     (["-p", "FILE", "-x", "true"], "unrecognized arguments: -x"),

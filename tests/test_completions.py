@@ -17,7 +17,7 @@ SHELLS = [
     for shell, what, there in [("bash", "bash-completion", os.path.exists(BASH_COMPLETION)),
                                ("zsh", "zsh", shutil.which("zsh")), ("fish", "fish", shutil.which("fish"))]
 ]
-OPTIONS = {word for action in pidlock._make_parser()._actions for word in action.option_strings}
+OPTIONS = {name for option in pidlock.COMMON_OPTIONS + pidlock.MORE_OPTIONS for name in option.names}
 FILES = {"a directory", "a file.pid"}
 COMPLETED = {
     "pidlock --": {word for word in OPTIONS if word.startswith("--")} - {"--conflict-exit-code"},

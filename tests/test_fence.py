@@ -392,7 +392,7 @@ def test_a_failed_bump_gives_the_lock_and_its_descriptors_back(pidfile, counter)
 
 @blackbox
 def test_fence_alone_takes_nothing_from_the_command(run, pidfile, counter):
-    """Red when argparse takes the word behind it for its FILE."""
+    """Red when the word behind it is taken for its FILE."""
     assert run("-p", pidfile, "--fence", "echo", "ran") == (0, "ran\n", "")
     assert run("--fence", "-p", pidfile, "echo", "ran") == (0, "ran\n", "")
     assert run("-p", pidfile, "--fence", "--", "echo", "--fence=x") == (0, "--fence=x\n", "")

@@ -125,8 +125,10 @@ def test_a_forked_child_of_one_that_has_waited_closes_its_copies_of_all_descript
         return [link for link in links if link == "anon_inode:inotify" or link.startswith(str(pidfile.parent))]
 
     first = PidLock(pidfile).acquire()
-    threading.Timer(0.1, first.release).start()
+    timer = threading.Timer(0.1, first.release)
+    timer.start()
     lock = PidLock(pidfile, wait=60).acquire()
+    timer.join()
     child = os.fork()
     if child == 0:
         try:
