@@ -485,6 +485,7 @@ OTHERWISE = [
     ("status.*", r"flock\(.*LOCK_SH", "ENOSYS|EOPNOTSUPP", "unknown"),
     ("status.*", r"write\(<pipe", ".*", "untold"),
     ("signal", r'(readlink|openat|newfstatat)\("/proc/(self|N/fd)|.*</proc/N/fd', ".*", "refused|runs"),  # asks twice
+    ("wait", r'newfstatat\("DIR/test.pid"', ".*", "runs"),  # asked when the watch is set: then it looks again
     (".*", r"clone3\(", "ENOSYS", "runs"),  # the C library knows others
     (".*", r"newfstatat\(<DIR/[^>]*>(\(deleted\))?\) end$", ".*", "runs"),  # is the descriptor ours? only EBADF tells
 ]
