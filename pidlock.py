@@ -2820,7 +2820,7 @@ SELF_TESTS = [
     ("a living holder blocks, and --check tells", _test_blocks),
     ("a dead PID is taken over", _test_taken_over(lambda: b"%d\n" % _dead_pid())),
     ("garbage is taken over", _test_taken_over(b"garbage\n")),
-    ("a young empty file is not", _test_respected(b"", age=0)),
+    ("a young empty file is not", _test_respected(b"", age=-1)),
     ("a recycled PID under the mark is taken over", _test_taken_over(lambda: b"%d\n\n\n" % os.getpid())),
     ("a living PID of another program is not", _test_respected(lambda: b"%d\n" % os.getpid(), age=60)),
     ("a killed holder's command keeps the lock until it ends", _test_killed_holder),
