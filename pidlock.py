@@ -104,9 +104,10 @@ LOOK_LONG = 1.0  # seconds; the same where the flock is shared, which no holder'
 LOOK_PAUSE = 0.001  # seconds between two looks meanwhile
 TICK_FIRST = 0.020  # seconds; the wait's timer, for what neither a pidfd nor inotify can tell
 TICK_MAX = 0.100
-TICK_WATCHED = 1.0  # the same where inotify tells of each release: other hosts' and a file's age are left
+TICK_WATCHED = 5.0  # the same where inotify tells of each release: other hosts' and a file's age are left
+TICK_SHOWN = 1.0  # the same on a terminal that shows the seconds
 FRESHEN_EVERY = 3600.0  # seconds; /tmp cleaners count in days
-FRESHEN_FIRST = 1.0  # seconds; then the wait's watch, of which a user may have 128, is closed too
+WATCH_KEPT = 1.0  # seconds into the command; then the wait's watch, of which a user may have 128, is closed
 PROGRESS = 10.0  # seconds; longer without a held, stale or created file is a filesystem with unstable inode numbers
 PATIENCE = 2.0  # seconds to wait for the flock of a file or directory that is only ever held for an instant
 COUNTER_PATIENCE = 60.0  # seconds; a queue of contenders that each wait for a disk
@@ -297,9 +298,11 @@ class PidLock:
             raise
 
     def _give_up(self):
-        if self._descriptor is not None:
-            self._drop()
-        self._end_watch()
+        try:
+            if self._descriptor is not None:
+                self._drop()
+        finally:
+            self._end_watch()
 
     def _counter_path(self):
         return self.path + ".fence" if self._fence is True else _absolute(_checked_path(self._fence))
@@ -397,7 +400,7 @@ class PidLock:
                     # Who still holds it after its process has ended is not that process: then the timer and the watch.
                     woken = self._sleep(held, ended, self._watch, min(tick, deadline - now))
                     ended |= woken
-                    tick = TICK_FIRST if woken else min(tick * 2, TICK_WATCHED if self._watch else TICK_MAX)
+                    tick = TICK_FIRST if woken else min(tick * 4, TICK_WATCHED if self._watch else TICK_MAX)
                     if woken and in_vain:  # over NFS each look opens for writing, which wakes all waiters, us too
                         time.sleep(min(TICK_MAX, LOOK_PAUSE * 2 ** in_vain))
                 elif now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
@@ -450,8 +453,11 @@ class PidLock:
 
     def _end_watch(self):
         watch, self._watch = self._watch, None
-        if watch and _refers_to(watch.descriptor, watch.file):
-            _close(watch.descriptor)
+        try:  # as in _drop; but all that is anonymous has one inode
+            if watch and os.readlink("/proc/self/fd/%d" % watch.descriptor) == "anon_inode:inotify":
+                _close(watch.descriptor)
+        except OSError:
+            pass  # it was closed, or there is no /proc to tell
 
     def __enter__(self):
         return self.acquire()
@@ -1460,8 +1466,8 @@ def _kind_of(status):
 # ---- Waiting ----
 
 
-# An inotify(7) descriptor, its os.stat_result, and the C library.
-Watch = namedtuple("Watch", "descriptor file libc")
+# An inotify(7) descriptor, and the C library.
+Watch = namedtuple("Watch", "descriptor libc")
 WATCHED = 0x4 | 0x8 | 0x800 | 0x80000000  # IN_ATTRIB (also an unlink), IN_CLOSE_WRITE, IN_MOVE_SELF; IN_ONESHOT
 
 
@@ -1474,8 +1480,7 @@ def _open_watch():
         descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor < 0:
             return None
-        descriptor = _move_fd_up(descriptor)
-        return Watch(descriptor, os.fstat(descriptor), libc)
+        return Watch(_move_fd_up(descriptor), libc)
     except (ImportError, AttributeError, OSError, MemoryError):  # the last where no memory may be made executable
         return None
 
@@ -1502,8 +1507,8 @@ def _sleep_until_change(held, ended, watch, seconds, also=None):
             poller.register(watch.descriptor, select.POLLIN)
             for found in held:
                 added = watch.libc.inotify_add_watch(watch.descriptor, os.fsencode(found.path), WATCHED)
-                if added < 0 or not (found.refused or found.pid in pidfds.values()):
-                    seconds = min(seconds, TICK_MAX)  # there are no more watches; or its PID alone tells
+                if added < 0 or found.pid not in pidfds.values() and not (found.refused and _exists(found.pid)):
+                    seconds = min(seconds, TICK_MAX)  # no watch is to be had, or none may tell of that holder's end
             if not all(map(_is_up_to_date, held)):
                 return {0}  # what changed before the watch woke nobody
         ready = {descriptor for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
@@ -1770,15 +1775,17 @@ def _run_command(lock, argv, mask, signals, close, group):
         _make_group(child, ours)  # here and in the child: whoever comes first
     interrupted = got_int = False
     before_fork = True  # what was pending at the fork has not reached the child, whoever sent it
-    fresh_until = time.monotonic() + FRESHEN_FIRST
+    fresh_until = time.monotonic() + (WATCH_KEPT if lock._watch else FRESHEN_EVERY)
     while True:
         patience = 0 if before_fork else max(0, fresh_until - time.monotonic())
         info = _next_signal(signals | {signal.SIGCHLD}, patience)
         if info is None and before_fork:
             before_fork = False
         elif info is None:
-            lock._end_watch()  # by now it costs nothing
-            _freshen(lock._descriptor)
+            if lock._watch:
+                lock._end_watch()  # by now it costs nothing
+            else:
+                _freshen(lock._descriptor)
             fresh_until = time.monotonic() + FRESHEN_EVERY
         elif info.si_signo == signal.SIGCHLD:
             status = _reap(child)
@@ -1804,6 +1811,7 @@ def _start_command(argv, environment, mask, descriptor, group):
     """Start the command with the signals and descriptors that pidlock was started with; return its PID.
 
     By posix_spawn(3) where that does: it takes half the time of a fork of the interpreter, a tenth of a short run's.
+    (glibc's leaves the signals 32 and 33, which it keeps for itself, ignored in the command.)
     Raises OSError where no process is to be had, and _CannotExecute; a forked child says the latter itself.
     """
     if descriptor is not None:
@@ -1826,7 +1834,7 @@ def _start_command(argv, environment, mask, descriptor, group):
 def _can_spawn():
     """Tell whether posix_spawn is there (Python 3.8) and reports what execve(2) answers: not so before glibc 2.24."""
     try:
-        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+        _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
     except (OSError, ValueError):
         version = "2.24"  # it is another C library
     return hasattr(os, "posix_spawn") and [int(number) for number in version.split(".")[:2]] >= [2, 24]
@@ -1838,8 +1846,8 @@ def _spawn_command(argv, environment, mask):
 
     try:
         return _execute(argv, environment, spawn)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.ENOMEM):  # clone(2)'s rather than execve(2)'s
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) in (errno.EAGAIN, errno.ENOMEM):  # clone(2)'s rather than execve(2)'s
             raise
         raise _CannotExecute(argv[0], error) from error
 
@@ -2336,6 +2344,7 @@ def _run(options, mask):
     lock._sleep = _make_sleep(lock.path, interrupts, options.quiet)
     # The stop signals stay unblocked until the lock is ours: Ctrl-Z stops a waiting pidlock.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS - mask)
+    _set_comm()
     try:
         lock.acquire()
     except LockHeld:
@@ -2344,7 +2353,6 @@ def _run(options, mask):
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     started = time.monotonic()
     try:
-        _set_comm()
         _raise_pending(interrupts)  # what came during the wait ends it, rather than a command just started
         wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close, options.group)
     finally:
@@ -2372,9 +2380,9 @@ def _make_sleep(path, interrupts, quiet):
         erase = "" if quiet else _show_wait(path, held, started, again=holders <= told)
         told.update(holders)
         signalfd = _open_signalfd(watch.libc, interrupts) if watch else None
+        seconds = min(seconds, TICK_MAX if signalfd is None else TICK_SHOWN if erase else seconds)
         try:
-            return _sleep_until_change(
-                held, ended, watch, min(seconds, TICK_MAX) if signalfd is None else seconds, signalfd)
+            return _sleep_until_change(held, ended, watch, seconds, signalfd)
         finally:
             if signalfd is not None:
                 os.close(signalfd)
@@ -2502,19 +2510,20 @@ def _parse(argv):
         if not word.startswith("--") and len(name) > 2:  # -pFILE, or -qv
             name, equals, value = word[:2], "", word[2:]
         if name not in by_name:
-            _end_usage("unrecognized arguments: " + word)
+            _end_usage("unknown option: %s; pidlock --help lists them" % word)
         option = by_name[name]
         label = "/".join(option.names[:2])
         if option.metavar is None:
-            if equals:
-                _end_usage("argument %s: ignored explicit argument %r" % (label, value))
+            if equals or value.startswith("-"):  # -q-check would go on as --check, and -q- as --
+                _end_usage("argument %s: it takes no value, and was given %r" % (label, value))
             if value:
                 words.insert(0, "-" + value)
             value = True
         else:
             if not equals and not value and option.metavar != OPTIONAL:
-                if not words or words[0].startswith("--") or words[0][:2] in by_name:
-                    _end_usage("argument %s: expected one argument" % label)
+                if not words or words[0].startswith("-") and words[0] != "-" and not words[0][1:2].isdigit():
+                    _end_usage("argument %s: its value is missing; one that starts with - is written %s=-..."
+                               % (label, _long_name(option)))
                 value = words.pop(0)
             try:
                 value = option.convert(value)
@@ -2524,15 +2533,19 @@ def _parse(argv):
         given.add(_key(option))
         if options.help or options.version:
             tables = ["\n".join(map(_describe_option, table)) for table in (COMMON_OPTIONS, MORE_OPTIONS)]
-            _write(sys.stdout, HELP % (USAGE, *tables) if options.help else "pidlock %s\n" % __version__)
-            raise SystemExit(EXIT_OK)
+            told = _write(sys.stdout, HELP % (USAGE, *tables) if options.help else "pidlock %s\n" % __version__)
+            raise SystemExit(EXIT_OK if told else EXIT_FAILED)
     options.command = words[1:] if words[:1] == ["--"] else words
     _check_usage(options, given)
     return options
 
 
+def _long_name(option):
+    return next(name for name in option.names if name.startswith("--"))
+
+
 def _key(option):
-    return next(name for name in option.names if name.startswith("--"))[2:].replace("-", "_")
+    return _long_name(option)[2:].replace("-", "_")
 
 
 def _describe_option(option):

@@ -61,6 +61,7 @@ examples:
 
 NO_TIME = "argument -w/--wait: %r is no time; try 90, 0.5, 30s, 5m, 1h30m, 2d or inf"
 NO_STATUS = "argument -E/--held-exit-code: %r is no exit status; try a number from 0 to 255"
+NO_VALUE = "argument %s: its value is missing; one that starts with - is written %s=-..."
 NO_MODE = "argument --mode: %r is no mode for a pidfile; try 0644 or 0600"
 
 
@@ -88,16 +89,21 @@ def test_version_is_one_line(run):
     ([], "--pidfile FILE is required"),
     (["true", "-p", "FILE"], "--pidfile FILE is required"),
     (["--check"], "--pidfile FILE is required"),
-    (["-p"], "argument -p/--pidfile: expected one argument"),
-    (["-p", "--", "true"], "argument -p/--pidfile: expected one argument"),
+    (["-p"], NO_VALUE % ("-p/--pidfile", "--pidfile")),
+    (["-p", "--", "true"], NO_VALUE % ("-p/--pidfile", "--pidfile")),
+    (["-p", "-n", "true"], NO_VALUE % ("-p/--pidfile", "--pidfile")),
+    (["--trace-id", "-abc", "-p", "FILE", "true"], NO_VALUE % ("--trace-id", "--trace-id")),
     (["-p", "", "true"], "--pidfile: an empty name"),
     (["-p", "FILE"], "no command given"),
     (["-p", "FILE", "--"], "no command given"),
     (["-p", "FILE", "--check", "true"], "--check runs no command"),
-    (["-p", "FILE", "--nonsense", "true"], "unrecognized arguments: --nonsense"),
-    (["-p", "FILE", "-x", "true"], "unrecognized arguments: -x"),
-    (["-p", "FILE", "--quiet=1", "true"], "argument -q/--quiet: ignored explicit argument '1'"),
-    (["-p", "FILE", "-w"], "argument -w/--wait: expected one argument"),
+    (["-p", "FILE", "--nonsense", "true"], "unknown option: --nonsense; pidlock --help lists them"),
+    (["-p", "FILE", "--wai", "5", "true"], "unknown option: --wai; pidlock --help lists them"),
+    (["-p", "FILE", "-x", "true"], "unknown option: -x; pidlock --help lists them"),
+    (["-p", "FILE", "--quiet=1", "true"], "argument -q/--quiet: it takes no value, and was given '1'"),
+    (["-p", "FILE", "-q-check"], "argument -q/--quiet: it takes no value, and was given '-check'"),
+    (["-p", "FILE", "-q-", "true"], "argument -q/--quiet: it takes no value, and was given '-'"),
+    (["-p", "FILE", "-w"], NO_VALUE % ("-w/--wait", "--wait")),
     (["-p", "FILE", "-w", "soon", "true"], NO_TIME % "soon"),
     (["-p", "FILE", "-w", "-5", "true"], NO_TIME % "-5"),
     (["-p", "FILE", "-E", "256", "true"], NO_STATUS % "256"),

@@ -136,8 +136,6 @@ def test_without_path_the_current_directory_is_not_searched(run, pidfile, tmp_pa
     (["-p", "FILE", "--", "."], 126),
     (["-p", "FILE", "--", "no-such-command"], 127),
     (["-p", "FILE"], 2),
-    (["--version"], 0),
-    (["--help"], 0),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", ">&-", ">/dev/full 2>&1", "<&- >&- 2>&-"])
 def test_a_stream_that_cannot_be_written_changes_no_status(tmp_path, dead_pid, arguments, status, redirection):
@@ -147,6 +145,16 @@ def test_a_stream_that_cannot_be_written_changes_no_status(tmp_path, dead_pid, a
     with pidlock.PidLock(tmp_path / "HELD"):
         assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == status
     assert not (tmp_path / "FILE").exists()
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+@pytest.mark.parametrize("redirection, status", [
+    ("2>&-", 0), (">&-", 125), (">/dev/full", 125), (">/dev/full 2>&1", 125),
+])
+def test_what_was_asked_for_and_cannot_be_printed_is_a_failure(option, redirection, status):
+    command = ["sh", "-c", 'exec "$@" ' + redirection, "sh", *PIDLOCK, option]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == status
 
 
 @pytest.mark.parametrize("arguments, status", [

@@ -58,8 +58,8 @@ def test_the_installed_command_passes_its_self_test(prefix):
 
 
 def test_the_installed_command_imports_nothing_from_pythonpath(prefix, tmp_path):
-    """Red where it is started without -I: root's cron would run whatever argparse.py lies there."""
-    (tmp_path / "argparse.py").write_text("print('mine')")
+    """Red where it is started without -I: root's cron would run whatever select.py lies there."""
+    (tmp_path / "select.py").write_text("print('mine')")
     done = subprocess.run([prefix / "bin" / "pidlock", "--version"], stdout=subprocess.PIPE, cwd=str(tmp_path),
                           env={"PYTHONPATH": str(tmp_path)})
     assert done.stdout.startswith(b"pidlock ")

@@ -250,6 +250,18 @@ def test_where_no_watch_is_to_be_had_the_timer_is_short(pidfile, holder):
 
 
 @needs_proc
+def test_where_a_stranger_keeps_a_stale_file_busy_the_timer_is_short(pidfile, dead_pid):
+    """Its read-only descriptor closes without a word to the watch."""
+    pidfile.write_text("%d\n\n\n" % dead_pid)
+    with open(pidfile) as stranger:
+        fcntl.flock(stranger, fcntl.LOCK_EX)
+        found = pidlock._examine(str(pidfile), fcntl.LOCK_SH, (None, "pid-first"))
+        watch = pidlock._open_watch()
+        assert pidlock._sleep_until_change([found], set(), watch, 3600) == set()
+        os.close(watch.descriptor)
+
+
+@needs_proc
 def test_where_neither_flock_nor_pidfd_tells_of_the_holder_the_timer_is_short(pidfile):
     """No watch tells of a foreign holder's end."""
     pidfile.write_text("%d\n" % os.getppid())
@@ -299,16 +311,20 @@ def test_what_cannot_be_looked_at_ends_the_wait_with_a_pidlock_error(pidfile, ho
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
-def test_a_descriptor_that_was_closed_and_opened_anew_is_not_the_watch(pidfile, waiter):
-    """A daemoniser closes all; catches a release that closes a number which is a stranger's by now."""
+@pytest.mark.parametrize("kind", ["file", "epoll"])
+def test_a_descriptor_that_was_closed_and_opened_anew_is_not_the_watch(kind, pidfile):
+    """A daemoniser closes all; catches a release that closes a number which is a stranger's by now.
+
+    An epoll has the same st_dev and st_ino as the watch.
+    """
     first = PidLock(pidfile).acquire()
     timer = threading.Timer(0.05, first.release)
     timer.start()
     lock = PidLock(pidfile, wait=30).acquire()
     timer.join()
     watch = lock._watch.descriptor
-    with open(pidfile.with_name("data"), "w") as file:
-        os.dup2(file.fileno(), watch)
+    with open(pidfile.with_name("data"), "w") if kind == "file" else select.epoll() as other:
+        os.dup2(other.fileno(), watch)
         lock.release()
         os.fstat(watch)
         os.close(watch)
@@ -360,6 +376,27 @@ def test_a_hundred_waits_in_vain_leave_nothing(pidfile, holder):
     assert left_behind() == before
     one.finish()
     assert not pidfile.exists()
+
+
+@needs_proc
+def test_a_failure_behind_the_wait_leaves_nothing_either(pidfile, monkeypatch):
+    """There is no token, and then the file cannot be removed: catches a watch that nobody closes."""
+    def fail(*_):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def fail_for_good(*_):
+        monkeypatch.setattr(pidlock, "_remove_if_same", fail)
+        fail()
+
+    before = left_behind()
+    other = PidLock(pidfile).acquire()
+    timer = threading.Timer(0.05, other.release)
+    timer.start()
+    monkeypatch.setattr(pidlock, "_next_token", fail_for_good)
+    with pytest.raises(pidlock.PidLockError):
+        PidLock(pidfile, wait=30, fence=True).acquire()
+    timer.join()
+    assert left_behind() == before
 
 
 @needs_proc
