@@ -1513,7 +1513,7 @@ def _sleep_until_change(held, ended, watch, seconds, also=None):
                 return {0}  # what changed before the watch woke nobody
         ready = {descriptor for descriptor, _ in poller.poll(max(1, int(seconds * 1000)))}
         if watch and watch.descriptor in ready:
-            os.read(watch.descriptor, 65536)  # all that it has to tell, inotify(7)
+            os.read(watch.descriptor, 4096)  # all that it has to tell, but for a crowd of slots; inotify(7)
         return {pidfds.get(descriptor, 0) for descriptor in ready}
     finally:
         for pidfd in pidfds:
@@ -1782,10 +1782,7 @@ def _run_command(lock, argv, mask, signals, close, group):
         if info is None and before_fork:
             before_fork = False
         elif info is None:
-            if lock._watch:
-                lock._end_watch()  # by now it costs nothing
-            else:
-                _freshen(lock._descriptor)
+            _tend(lock)
             fresh_until = time.monotonic() + FRESHEN_EVERY
         elif info.si_signo == signal.SIGCHLD:
             status = _reap(child)
@@ -2037,6 +2034,14 @@ def _stop_as(signum, child, group):
     (os.killpg if group else os.kill)(ours if group else os.getpid(), signum)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+
+
+def _tend(lock):
+    """Close what the wait left, which by now costs nothing; in every later hour, freshen the file."""
+    if lock._watch:
+        lock._end_watch()
+    else:
+        _freshen(lock._descriptor)
 
 
 def _freshen(descriptor):
