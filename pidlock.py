@@ -2349,7 +2349,6 @@ def _run(options, mask):
     lock._sleep = _make_sleep(lock.path, interrupts, options.quiet)
     # The stop signals stay unblocked until the lock is ours: Ctrl-Z stops a waiting pidlock.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS - mask)
-    _set_comm()
     try:
         lock.acquire()
     except LockHeld:
@@ -2358,6 +2357,7 @@ def _run(options, mask):
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     started = time.monotonic()
     try:
+        _set_comm()
         _raise_pending(interrupts)  # what came during the wait ends it, rather than a command just started
         wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close, options.group)
     finally:
