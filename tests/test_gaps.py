@@ -376,8 +376,11 @@ def test_a_stale_file_that_goes_away_at_the_last_moment_is_no_error(options, old
 def test_a_stale_file_that_may_not_be_removed_is_an_error_that_names_its_owner(options, old_garbage, monkeypatch,
                                                                                leaves_no_descriptor):
     fail(monkeypatch, "unlink", errno.EPERM)
-    with pytest.raises(PidLockError, match="cannot be removed") as raised:
+    with pytest.raises(PidLockError) as raised:
         PidLock(old_garbage, **options).acquire()
+    line = "%s: stale (%s), but it is %s's and cannot be removed: %s; remove it as that user or as root"
+    assert str(raised.value) == line % (old_garbage, "there is no PID in it", pidlock._user_name(os.geteuid()),
+                                        os.strerror(errno.EPERM))
     assert (isinstance(raised.value, LockHeld), old_garbage.read_bytes()) == (False, b"garbage")
 
 
@@ -442,7 +445,7 @@ def test_a_filesystem_that_keeps_no_permissions_will_do(pidfile, monkeypatch):
 
     monkeypatch.setattr(os, "fchmod", fchmod)
     with PidLock(pidfile):
-        assert pidfile.exists()
+        assert stat.S_IMODE(pidfile.stat().st_mode) == 0o600  # as it was made
 
 
 def test_a_pidfile_that_is_removed_as_it_appears_is_made_again(pidfile, monkeypatch):
@@ -515,6 +518,7 @@ FuseStatvfs = collections.namedtuple("FuseStatvfs", "f_fsid")
 @pytest.mark.parametrize("answer, kind, links", [
     (Statvfs(4096), "ext4", 1), (Statvfs(4096), "fuse.sshfs", 0), (FuseStatvfs(0), "fuse.sshfs", 0),
     (FuseStatvfs(0), "fuseblk", 0), (FuseStatvfs(0), "ext4", 1), (FuseStatvfs(7), "ext4", 1),
+    (FuseStatvfs(7), "fuse.unheard-of", 1),
 ], ids=lambda value: str(value))
 def test_only_on_fuse_is_the_pidfile_made_in_place(answer, kind, links, pidfile, monkeypatch, leaves_no_descriptor):
     """Before Python 3.7 no f_fsid tells, and FUSE has none: then mountinfo does."""
@@ -529,6 +533,15 @@ def test_only_on_fuse_is_the_pidfile_made_in_place(answer, kind, links, pidfile,
     monkeypatch.setattr(os, "link", link)
     with PidLock(pidfile):
         assert (len(linked), pidfile.read_bytes()) == (links, b"%d\n\n\n" % os.getpid())
+
+
+def test_the_parents_that_are_made_have_the_usual_mode(tmp_path):
+    before = os.umask(0)
+    try:
+        with PidLock(tmp_path / "a" / "b" / "test.pid"):
+            assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o755, 0o755]
+    finally:
+        os.umask(before)
 
 
 def test_parents_that_somebody_else_makes_meanwhile_are_as_good(tmp_path, monkeypatch):
@@ -591,17 +604,20 @@ def test_in_place_a_flock_that_others_keep_is_an_error_and_their_file_stays(pidf
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr(pidlock, "PATIENCE", 0.05)
     try:
-        with pytest.raises(PidLockError, match="keeps the flock of this new file") as raised:
+        with pytest.raises(PidLockError) as raised:
             PidLock(pidfile).acquire()
-        assert (isinstance(raised.value, LockHeld), pidfile.read_bytes()) == (False, b"")
+        line = "%s: another process keeps the flock of this new file; stop that process" % pidfile
+        assert (str(raised.value), isinstance(raised.value, LockHeld), pidfile.read_bytes()) == (line, False, b"")
     finally:
         os.close(keepers[0])
 
 
 def test_in_place_a_flock_that_fails_is_the_error_that_is_told(pidfile, no_links, monkeypatch, leaves_no_descriptor):
+    """Without its flock the path is not removed either."""
     fail(monkeypatch, "flock", errno.ENOLCK, lambda *_: pidfile.exists(), fcntl)
     with pytest.raises(PidLockError, match=os.strerror(errno.ENOLCK)):
         PidLock(pidfile).acquire()
+    assert os.listdir(str(pidfile.parent)) == [pidfile.name]
 
 
 # ---- Slots ----
@@ -610,6 +626,62 @@ def test_in_place_a_flock_that_fails_is_the_error_that_is_told(pidfile, no_links
 def test_the_first_slot_makes_the_directory(tmp_path):
     with PidLock(tmp_path / "new" / "test.pid", max_concurrent=2) as lock:
         assert lock.slot == 1
+
+
+def test_a_fifo_for_a_directory_is_an_error_at_once(pidfile):
+    """Red where it is opened to be flocked: that waits for a writer."""
+    os.mkfifo(str(pidfile))
+    with pytest.raises(PidLockError, match=os.strerror(errno.ENOTDIR)):
+        PidLock(pidfile / "test.pid", max_concurrent=2).acquire()
+
+
+def test_the_eviction_of_a_slot_is_told_with_its_number(pidfile, dead_pid):
+    pidfile.with_name("test.pid.2").write_bytes(b"%d\n" % dead_pid)
+    pidfile.write_bytes(b"%d\n\n\nlimit=2\n" % os.getppid())
+    events = []
+    with pidfile.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with PidLock(pidfile, max_concurrent=2, on_event=events.append):
+            told = [(event["event"], event["slot"], event["pid"]) for event in events]
+    assert told == [("evicted", 2, dead_pid), ("acquired", 2, os.getpid())]
+
+
+def test_the_directorys_flock_makes_a_take_and_its_count_one_step(pidfile, monkeypatch):
+    """Red where the slot is taken without it."""
+    def may_flock_directory():
+        directory = os.open(str(pidfile.parent), os.O_RDONLY)
+        try:
+            real["flock"](directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(directory)
+
+    def link(private, path):
+        real["link"](private, path)
+        seen.append(may_flock_directory())
+
+    seen = []
+    monkeypatch.setattr(os, "link", link)
+    with PidLock(pidfile, max_concurrent=2):
+        assert (seen, may_flock_directory()) == ([False], True)
+
+
+def test_who_breaks_a_slot_does_not_wait_for_the_directorys_flock_that_it_has(pidfile, monkeypatch):
+    asked = []
+
+    def flock(descriptor, operation):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) and operation != fcntl.LOCK_UN:
+            asked.append(descriptor)
+        real["flock"](descriptor, operation)
+
+    for name in ("test.pid", "test.pid.2"):
+        pidfile.with_name(name).write_bytes(b"%d\n" % os.getppid())
+        os.utime(str(pidfile.with_name(name)), (10 ** 9, 10 ** 9))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with PidLock(pidfile, max_concurrent=2, stale_after=1, stale_strategy=TIME_ONLY):
+        assert len(asked) == 1
 
 
 def test_a_directory_that_cannot_be_flocked_does_not_keep_a_slot_from_being_taken(pidfile, monkeypatch,
@@ -632,10 +704,12 @@ def test_without_the_directorys_flock_a_slot_given_back_is_tried_for_again(pidfi
             rival.write_bytes(b"%d\n" % os.getppid())
             came.append(rival)
 
-    def sleep(_):
+    def sleep(seconds):
+        usual_sleep(seconds)
         if rival.exists():
             rival.unlink()
 
+    usual_sleep = time.sleep
     fail(monkeypatch, "flock", errno.ENOLCK, lambda descriptor, _: stat.S_ISDIR(os.fstat(descriptor).st_mode), fcntl)
     monkeypatch.setattr(os, "link", link)
     monkeypatch.setattr(time, "sleep", sleep)
@@ -643,8 +717,11 @@ def test_without_the_directorys_flock_a_slot_given_back_is_tried_for_again(pidfi
         assert (len(came), lock.slot, rival.exists()) == (1, 1, False)
 
 
-@pytest.mark.parametrize("rivals", [["test.pid", "test.pid.2"], ["test.pid"]], ids=["all", "one, of limit 1"])
-def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(rivals, pidfile, monkeypatch,
+@pytest.mark.parametrize("rivals, message", [
+    (["test.pid", "test.pid.2"], "as many as may hold it do: test.pid held by .+, test.pid.2 held by"),
+    (["test.pid"], ": held by PID"),
+], ids=["all", "one, of limit 1"])
+def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(rivals, message, pidfile, monkeypatch,
                                                                               leaves_no_descriptor):
     """A run without a limit takes the first slot without the directory's flock. Red without a count after the take."""
     def listdir(path):
@@ -655,7 +732,7 @@ def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(ri
         return names
 
     monkeypatch.setattr(os, "listdir", listdir)
-    with pytest.raises(LockHeld, match="as many as may hold it do|held by PID"):
+    with pytest.raises(LockHeld, match=message):
         PidLock(pidfile, max_concurrent=2).acquire()
     assert sorted(real["listdir"](str(pidfile.parent))) == rivals
 

@@ -96,6 +96,48 @@ def test_the_first_rule_that_fits_decides(given_facts, state):
     assert pidlock.judge(given_facts)[0] == state
 
 
+ELSEWHERE = pidlock.Record(4231, False, {"host": "db1"})
+REASONS = [
+    (no_pid(age=0), "held by a program that is still writing its PID, it seems"),
+    (no_pid(), "there is no PID in it"),
+    (no_pid(size=65), "is somebody's file, not a pidfile"),
+    (facts(size=65537), "is too long for a pidfile"),
+    (facts(flock=False, record=MARKED), "held by PID 4231, it seems; this filesystem has no flock to tell by"),
+    (facts(record=MARKED), "PID 4231 is no longer behind it"),
+    (facts(record=ELSEWHERE, host=False), "held by PID 4231 of host db1, it seems"),
+    (facts(filesystem="network"), "held by PID 4231, perhaps on another host: this is a network filesystem"),
+    (facts(pidns=False), "held by PID 4231 of another PID or time namespace, it seems"),
+    (facts(timens=False), "held by PID 4231 of another PID or time namespace, it seems"),
+    (facts(boot=False), "PID 4231 was before the last boot"),
+    (facts(process="none"), "PID 4231 does not exist"),
+    (facts(process="ours"), "PID 4231 is ours, so its writer is gone"),
+    (facts(process="zombie"), "PID 4231 has ended"),
+    (facts(process="thread"), "PID 4231 is a thread of another process"),
+    (facts(start=False), "PID 4231 was given to another process since"),
+    (facts(), "held by PID 4231"),
+]
+
+
+@pytest.mark.parametrize("given_facts, reason", REASONS, ids=[reason for _, reason in REASONS])
+def test_each_rule_has_its_reason(given_facts, reason):
+    assert pidlock.judge(given_facts)[1] == reason
+
+
+AGED = [
+    (facts(lasted=60), "time-only", "PID 4231, alive or not, has had it for too long"),
+    (facts(lasted=4), "time-only", "held by PID 4231"),
+    (facts(lasted=60, record=ELSEWHERE, host=False), "pid-first",
+     "held by PID 4231 of host db1, it seems, but for too long"),
+    (facts(process="none", flock=False), "pid-first",
+     "PID 4231 does not exist (without flock on this filesystem, taking over cannot be exact)"),
+]
+
+
+@pytest.mark.parametrize("given_facts, strategy, reason", AGED, ids=[row[2] for row in AGED])
+def test_an_age_and_a_takeover_without_flock_have_their_reasons(given_facts, strategy, reason):
+    assert pidlock.judge(given_facts, 5, strategy)[1] == reason
+
+
 def test_only_a_takeover_without_flock_is_said_to_be_not_exact():
     reasons = {(flock, process): pidlock.judge(facts(flock=flock, process=process))[1]
                for flock in (True, False) for process in ("none", "alive")}
@@ -109,6 +151,20 @@ MODES = {0o700: "error", 0o610: "error", 0o601: "error", 0o666: "stale"}
 def test_a_file_that_anybody_may_execute_is_no_damaged_pidfile(mode, state, pidfile):
     write_old(pidfile, b"garbage")
     pidfile.chmod(mode)
+    try:
+        seen = pidlock.inspect(pidfile).state
+    except pidlock.PidLockError:
+        seen = "error"
+    assert seen == state
+
+
+BLOCKS = {"NULs": (b"\0" * 4096, "stale"), "an X among them": (b"X" + b"\0" * 4095, "error"),
+          "blanks": (b" " * 4096, "error"), "more NULs": (b"\0" * 4097, "error")}
+
+
+@pytest.mark.parametrize("body, state", BLOCKS.values(), ids=BLOCKS)
+def test_only_a_block_of_nuls_is_what_a_power_cut_leaves(body, state, pidfile):
+    write_old(pidfile, body)
     try:
         seen = pidlock.inspect(pidfile).state
     except pidlock.PidLockError:

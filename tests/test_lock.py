@@ -225,7 +225,8 @@ def test_the_release_of_a_lost_lock_says_so_and_touches_nothing(lose, pidfile):
     lose(pidfile)
     before = look_at(pidfile)
     assert (lock.release(), look_at(pidfile), lock.release()) == (False, before, True)
-    assert [event["event"] for event in events] == ["acquired", "lost"]
+    assert [(event["event"], event["reason"]) for event in events] == [
+        ("acquired", None), ("lost", "the file was removed or replaced")]
 
 
 def test_a_lost_lock_is_free_for_the_next_and_its_release_does_not_harm_that_one(pidfile):
