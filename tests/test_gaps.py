@@ -171,6 +171,17 @@ def test_acquire_returns_the_lock_under_a_span_too(pidfile):
     assert lock.acquire() is lock and lock.release()
 
 
+def test_a_span_that_swallows_a_refusal_is_told_of(pidfile):
+    def swallowing(_):
+        stack = contextlib.ExitStack()
+        stack.push(lambda *_: True)
+        return stack
+
+    with PidLock(pidfile), pytest.raises(RuntimeError) as raised:
+        PidLock(pidfile, span=swallowing).acquire()
+    assert str(raised.value) == "%s: not acquired, and the span swallowed why" % pidfile
+
+
 def test_a_call_of_a_decorated_function_under_its_own_lock_is_refused_like_anybodys(pidfile):
     lock = PidLock(pidfile)
     with lock, pytest.raises(LockHeld):
@@ -434,9 +445,10 @@ def test_a_part_of_the_body_is_as_bad_as_none(links, pidfile, monkeypatch, leave
     monkeypatch.setattr(os, "write", write)
     if not links:
         fail(monkeypatch, "link", errno.EPERM)
-    with pytest.raises(PidLockError, match="No space"):
+    with pytest.raises(PidLockError) as raised:
         PidLock(pidfile).acquire()
-    assert os.listdir(str(pidfile.parent)) == []
+    line = "%s: cannot take it: %s; make room on that filesystem" % (pidfile, os.strerror(errno.ENOSPC))
+    assert (str(raised.value), os.listdir(str(pidfile.parent))) == (line, [])
 
 
 def test_a_filesystem_that_keeps_no_permissions_will_do(pidfile, monkeypatch):
@@ -488,9 +500,11 @@ def test_a_path_that_never_holds_still_is_an_error_in_the_end(pidfile, monkeypat
     """As where inode numbers change at each look."""
     fail(monkeypatch, "link", errno.EEXIST)
     monkeypatch.setattr(pidlock, "PROGRESS", 0.05)
-    with pytest.raises(PidLockError, match="changes faster than we can look") as raised:
+    with pytest.raises(PidLockError) as raised:
         PidLock(pidfile).acquire()
-    assert (isinstance(raised.value, LockHeld), os.listdir(str(pidfile.parent))) == (False, [])
+    line = "%s: cannot be taken: it changes faster than we can look; find out who changes it" % pidfile
+    assert (str(raised.value), isinstance(raised.value, LockHeld)) == (line, False)
+    assert os.listdir(str(pidfile.parent)) == []
 
 
 def test_a_private_file_that_a_sweep_has_the_flock_of_is_made_again(pidfile, monkeypatch, leaves_no_descriptor):
@@ -635,15 +649,21 @@ def test_a_fifo_for_a_directory_is_an_error_at_once(pidfile):
         PidLock(pidfile / "test.pid", max_concurrent=2).acquire()
 
 
-def test_the_eviction_of_a_slot_is_told_with_its_number(pidfile, dead_pid):
+@pytest.mark.parametrize("link_fails", [False, True], ids=["and taken", "and not taken"])
+def test_the_eviction_of_a_slot_is_told_with_its_number(link_fails, pidfile, dead_pid, monkeypatch):
     pidfile.with_name("test.pid.2").write_bytes(b"%d\n" % dead_pid)
     pidfile.write_bytes(b"%d\n\n\nlimit=2\n" % os.getppid())
+    fail(monkeypatch, "link", errno.EIO, lambda *_: link_fails)
     events = []
     with pidfile.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with PidLock(pidfile, max_concurrent=2, on_event=events.append):
-            told = [(event["event"], event["slot"], event["pid"]) for event in events]
-    assert told == [("evicted", 2, dead_pid), ("acquired", 2, os.getpid())]
+        try:
+            PidLock(pidfile, max_concurrent=2, on_event=events.append).acquire().release()
+        except PidLockError:
+            assert link_fails
+    told = [(event["event"], event["slot"], event["pid"]) for event in events]
+    taken = [("acquired", 2, os.getpid()), ("released", 2, os.getpid())]
+    assert told == [("evicted", 2, dead_pid), *([] if link_fails else taken)]
 
 
 def test_the_directorys_flock_makes_a_take_and_its_count_one_step(pidfile, monkeypatch):
@@ -763,6 +783,11 @@ def test_a_counter_where_there_are_no_hard_links_is_an_error(pidfile, monkeypatc
     with pytest.raises(PidLockError, match="no hard links"):
         PidLock(pidfile, fence=True).acquire()
     assert os.listdir(str(pidfile.parent)) == []
+
+
+def test_a_new_counter_has_the_mode_of_the_pidfile(pidfile):
+    with PidLock(pidfile, fence=True, mode=0o600):
+        assert stat.S_IMODE(pidfile.with_name("test.pid.fence").stat().st_mode) == 0o600
 
 
 def test_a_counter_that_somebody_else_makes_in_the_same_instant_is_the_one(pidfile, monkeypatch, leaves_no_descriptor):

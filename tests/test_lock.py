@@ -81,9 +81,10 @@ def test_an_exception_in_the_block_gives_the_lock_back_and_goes_on(pidfile):
 
 def test_a_second_acquire_of_the_same_object_is_an_error_and_the_lock_stays(pidfile):
     with PidLock(pidfile) as lock:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError) as raised:
             lock.acquire()
-        assert pidfile.read_bytes() == body_of(os.getpid())
+        assert (str(raised.value), pidfile.read_bytes()) == (
+            "%s: this PidLock holds it already" % pidfile, body_of(os.getpid()))
 
 
 def test_a_release_may_be_repeated_and_touches_nobody_elses_lock(pidfile):
@@ -304,8 +305,9 @@ async def asynchronous_generator():
 
 @pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
 def test_a_function_whose_body_runs_after_the_call_is_refused(function, pidfile):
-    with pytest.raises(TypeError, match=function.__name__):
+    with pytest.raises(TypeError) as raised:
         PidLock(pidfile)(function)
+    assert str(raised.value) == "%s: its body runs after the call has returned; take the lock inside it" % function
 
 
 # ---- Threads and forks ----
