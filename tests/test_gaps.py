@@ -244,6 +244,18 @@ def test_an_interrupt_while_looking_comes_through(old_garbage, monkeypatch, leav
         PidLock(old_garbage).acquire()
 
 
+def test_a_path_where_nothing_is_is_looked_at_once(pidfile, monkeypatch):
+    """Red where it is taken for refused: then a prober looks again for a while."""
+    looks = []
+
+    def open_counted(path, *rest):
+        looks.append(path)
+        return real["open"](path, *rest)
+
+    monkeypatch.setattr(os, "open", open_counted)
+    assert (pidlock.inspect(pidfile).state, looks) == ("free", [str(pidfile)])
+
+
 def test_a_look_that_fails_is_an_error(old_garbage, monkeypatch, leaves_no_descriptor):
     fail(monkeypatch, "flock", errno.EIO, lambda _, operation: operation != fcntl.LOCK_UN, fcntl)
     with pytest.raises(PidLockError, match="cannot look at it: " + os.strerror(errno.EIO)):

@@ -158,6 +158,14 @@ def test_a_file_that_anybody_may_execute_is_no_damaged_pidfile(mode, state, pidf
     assert seen == state
 
 
+def test_whose_file_is_no_pidfile_is_told_what_to_do(pidfile):
+    pidfile.write_bytes(b"x" * 65)
+    with pytest.raises(pidlock.PidLockError) as raised:
+        pidlock.PidLock(pidfile).acquire()
+    assert str(raised.value) == (
+        "%s: is somebody's file, not a pidfile; name another file, or remove this one if nobody needs it" % pidfile)
+
+
 BLOCKS = {"NULs": (b"\0" * 4096, "stale"), "an X among them": (b"X" + b"\0" * 4095, "error"),
           "blanks": (b" " * 4096, "error"), "more NULs": (b"\0" * 4097, "error")}
 

@@ -268,6 +268,13 @@ def test_time_only_leaves_a_young_lock_to_its_holder(run, holder, pidfile):
     assert pidfile.read_text() == "%d\n\n\n" % one.pid
 
 
+def test_time_only_tells_who_holds_a_young_lock_by_its_flock(pidfile):
+    """Red where what it looked at counts as a file that nobody has the flock of."""
+    with PidLock(pidfile), pytest.raises(LockHeld) as raised:
+        PidLock(pidfile, stale_after=60, stale_strategy=TIME_ONLY).acquire()
+    assert (raised.value.pid, "to judge by the PID alone" in str(raised.value)) == (os.getpid(), False)
+
+
 @blackbox
 def test_time_only_breaks_a_slot_of_a_semaphore_too(run, holder, pidfile):
     """Catches a breaker that waits for the directory's flock, which he has himself."""
