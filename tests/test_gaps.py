@@ -224,8 +224,9 @@ def test_a_flock_that_fails_is_an_error_and_keeps_no_descriptor(number, old_garb
 
 
 def test_what_is_no_file_keeps_no_descriptor(tmp_path, leaves_no_descriptor):
-    with pytest.raises(PidLockError, match="is a directory"):
+    with pytest.raises(PidLockError) as raised:
         PidLock(tmp_path).acquire()
+    assert str(raised.value) == "%s: is a directory, not a pidfile; name another file" % tmp_path
 
 
 def test_a_finding_has_a_descriptor_only_where_there_is_something_to_evict(pidfile):
@@ -785,6 +786,20 @@ def test_a_waiter_looks_less_and_less_often(pidfile, monkeypatch):
     with pytest.raises(LockHeld):
         PidLock(pidfile, wait=0.5).acquire()
     assert 1 < looks.count(str(pidfile)) < 15
+
+
+def test_a_waiter_never_sleeps_past_its_deadline(pidfile):
+    def sleep(held, ended, watch, seconds):
+        asked.append(seconds)
+        return usual_sleep(held, ended, watch, seconds)
+
+    asked = []
+    pidfile.write_bytes(b"%d\n" % os.getppid())
+    lock = PidLock(pidfile, wait=0.05)
+    usual_sleep, lock._sleep = lock._sleep, sleep
+    with pytest.raises(LockHeld):
+        lock.acquire()
+    assert max(asked) <= 0.05
 
 
 # ---- What is around the lock ----
