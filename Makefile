@@ -13,7 +13,7 @@ test: $(VENV)/ready
 	$(BIN)/pytest -n 4
 
 $(VENV)/ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --group dev
 	touch $@
