@@ -70,8 +70,8 @@ def find(program):
 
 def install_pidlock(prefix):
     """Install as users do; return the command. PREFIX and not DESTDIR: the command names the place it was made for."""
-    subprocess.run(["make", "-s", "-C", str(ROOT), "install-command", "DESTDIR=", "PREFIX=" + prefix, "PYTHON=" + PYTHON],
-                   check=True, stdout=subprocess.DEVNULL)
+    command = ["make", "-s", "-C", str(ROOT), "install-command", "DESTDIR=", "PREFIX=" + prefix, "PYTHON=" + PYTHON]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return prefix + "/bin/pidlock"
 
 
