@@ -453,11 +453,14 @@ class PidLock:
 
     def _end_watch(self):
         watch, self._watch = self._watch, None
+        if watch is None:
+            return
         try:  # as in _drop; but all that is anonymous has one inode
-            if watch and os.readlink("/proc/self/fd/%d" % watch.descriptor) == "anon_inode:inotify":
-                _close(watch.descriptor)
+            ours = os.readlink("/proc/self/fd/%d" % watch.descriptor) == "anon_inode:inotify"
         except OSError:
-            pass  # it was closed, or there is no /proc to tell
+            ours = not os.path.exists("/proc/self/fd")  # there is no /proc to tell that it is not
+        if ours:
+            _close(watch.descriptor)
 
     def __enter__(self):
         return self.acquire()

@@ -387,6 +387,20 @@ def test_a_hundred_waits_in_vain_leave_nothing(pidfile, holder):
 
 
 @needs_proc
+def test_a_wait_in_vain_leaves_nothing_without_a_proc_either(pidfile, holder, monkeypatch):
+    """Catches a watch that is closed only where /proc tells what it is."""
+    holder("-p", pidfile)
+    before = left_behind()
+    readlink, exists = os.readlink, os.path.exists
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readlink", lambda path: readlink(str(path).replace("/proc/", "/no-proc/")))
+        patch.setattr(os.path, "exists", lambda path: exists(str(path).replace("/proc/", "/no-proc/")))
+        with pytest.raises(LockHeld):
+            PidLock(pidfile, wait=0.1).acquire()
+    assert left_behind() == before
+
+
+@needs_proc
 def test_a_failure_behind_the_wait_leaves_nothing_either(pidfile, monkeypatch):
     """There is no token, and then the file cannot be removed: catches a watch that nobody closes."""
     def fail(*_):
