@@ -1762,15 +1762,15 @@ class _Interrupted(Exception):
         self.from_terminal = from_terminal
 
 
-def _run_command(lock, argv, mask, signals, close, group):
-    """Run argv under the acquired lock; return (wait status, whether the terminal's Ctrl-C came).
+def _run_command(lock, start, signals, group):
+    """Run the command under the acquired lock; return (wait status, whether the terminal's Ctrl-C came).
 
-    mask: the signal mask for the command. signals: those to take and pass on, all blocked. close: keep the lock's
-    descriptor from the command. group: run it in a process group of its own, in the foreground if we are.
+    start: what _make_start returned. signals: those to take and pass on, all blocked. group: the command runs in a
+    process group of its own, in the foreground if we are.
     """
     ours = os.getpgrp()
     try:
-        child = _start_command(argv, _environment_under(lock), mask, None if close else lock._descriptor, group)
+        child = start(lock)
     except _CannotExecute as failure:
         _say(failure)
         return failure.status << 8, False  # as wait(2) has it
@@ -1807,28 +1807,38 @@ def _run_command(lock, argv, mask, signals, close, group):
                      % (lock.path, info.si_signo, child, error.strerror))
 
 
-def _start_command(argv, environment, mask, descriptor, group):
-    """Start the command with the signals and descriptors that pidlock was started with; return its PID.
+def _make_start(argv, mask, close, group):
+    """Return a function that starts the command under an acquired lock, with signal mask `mask`, and returns its PID.
+
+    All that does not depend on the lock is done here, before a wait rather than behind it. close: keep the lock's
+    descriptor from the command. The function raises OSError where no process is to be had, and _CannotExecute; a
+    forked child says the latter itself.
 
     By posix_spawn(3) where that does: it takes half the time of a fork of the interpreter, a tenth of a short run's.
     (glibc's leaves the signals 32 and 33, which it keeps for itself, ignored in the command.)
-    Raises OSError where no process is to be had, and _CannotExecute; a forked child says the latter itself.
     """
-    if descriptor is not None:
-        os.set_inheritable(descriptor, True)
-    try:
-        # A group has to be moved to the terminal's foreground before the command runs. And a spawned child that Ctrl-Z
-        # stops before its execve would leave us in vfork(2) behind it: nobody could continue it.
-        if group or _has_terminal() or not _can_spawn():
-            ours = os.getpgrp()
+    environment = _original_environment()
+    ours = os.getpgrp()
+    # A group has to be moved to the terminal's foreground before the command runs. And a spawned child that Ctrl-Z
+    # stops before its execve would leave us in vfork(2) behind it: nobody could continue it.
+    forks = group or _has_terminal() or not _can_spawn()
+
+    def start(lock):
+        environment.update(_variables_of(lock))
+        if not close:
+            os.set_inheritable(lock._descriptor, True)
+        try:
+            if not forks:
+                return _spawn_command(argv, environment, mask)
             child = os.fork()
             if child == 0:
                 _become_command(argv, environment, mask, ours if group else None)
             return child
-        return _spawn_command(argv, environment, mask)
-    finally:
-        if descriptor is not None:
-            os.set_inheritable(descriptor, False)
+        finally:
+            if not close:
+                os.set_inheritable(lock._descriptor, False)
+
+    return start
 
 
 def _can_spawn():
@@ -1907,18 +1917,17 @@ def _execute(argv, environment, execute):
     raise failure
 
 
-def _environment_under(lock):
-    environment = _original_environment()
-    environment.pop("PIDLOCK_TOKEN", None)  # an outer pidlock's, of another lock
-    environment.update(PIDLOCK_PIDFILE=lock._slot_path, PIDLOCK_PID=str(lock.pid), PIDLOCK_SLOT=str(lock.slot))
+def _variables_of(lock):
+    variables = {"PIDLOCK_PIDFILE": lock._slot_path, "PIDLOCK_PID": str(lock.pid), "PIDLOCK_SLOT": str(lock.slot)}
     if lock.token is not None:
-        environment["PIDLOCK_TOKEN"] = str(lock.token)
-    return environment
+        variables["PIDLOCK_TOKEN"] = str(lock.token)
+    return variables
 
 
 def _original_environment():
-    """Return the environment without the LC_CTYPE that Python puts there in a C locale (PEP 538)."""
+    """Return the environment without an outer pidlock's token, and the LC_CTYPE of Python in a C locale (PEP 538)."""
     environment = {name: value for name, value in os.environ.items() if name}  # Python refuses `=x`, execve(2) does not
+    environment.pop("PIDLOCK_TOKEN", None)
     if environment.get("LC_CTYPE") in ("C.UTF-8", "C.utf8", "UTF-8"):
         try:
             original = _read("/proc/self/environ").split("\0")
@@ -2070,9 +2079,8 @@ def _next_signal(signals, seconds):
 
 def _set_comm():
     try:
-        descriptor = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
-        os.write(descriptor, COMM.encode("ascii"))
-        os.close(descriptor)
+        with open("/proc/self/comm", "wb", buffering=0) as comm:
+            comm.write(COMM.encode("ascii"))
     except OSError:
         pass  # there is no /proc: then nobody looks there either
 
@@ -2099,19 +2107,20 @@ def status_of(wait_status):
 
 # ---- Events, log, metrics ----
 
+TOLD = {
+    "evicted": "took over a stale file: %(reason)s",
+    "lost": "lost: %(reason)s while the command ran; find out who did that",
+    "acquired": "acquired by PID %(pid)d",
+    "released": "released after %(lasted)s",
+}
+
 
 def _report(event, options):
     """Say on stderr what happened, as far as -q and -v ask for it; log and count it."""
     kind = event["event"]
-    texts = {
-        "evicted": "took over a stale file: %s" % event["reason"],
-        "lost": "lost: %s while the command ran; find out who did that" % event["reason"],
-        "acquired": "acquired by PID %d" % event["pid"],
-        "released": "released after %s" % _duration(event["seconds"]),
-    }
     breaks = kind == "evicted" and options.stale_strategy == TIME_ONLY  # it may have been a living holder's
-    if kind == "lost" or breaks or (kind == "evicted" and not options.quiet) or (kind in texts and options.verbose):
-        _say("%s: %s" % (event["path"], texts[kind]))
+    if kind == "lost" or breaks or (kind == "evicted" and not options.quiet) or (kind in TOLD and options.verbose):
+        _say("%s: %s" % (event["path"], TOLD[kind] % dict(event, lasted=_duration(event["seconds"]))))
     if options.log:
         _log(event, options)
     now = time.time()
@@ -2253,7 +2262,7 @@ def main(argv=None):
 
     With argv None this is a process of its own, about to end: signals stay blocked behind it.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_signals() | STOP_SIGNALS | {signal.SIGCHLD})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (_passed_signals() | {signal.SIGCHLD}) - STOP_SIGNALS)
     mask -= {32, 33}  # glibc's own, signal(7)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
@@ -2350,19 +2359,18 @@ def _run(options, mask):
     lock._command = options.command
     interrupts = signals - mask - {signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP}  # those that would end a process
     lock._sleep = _make_sleep(lock.path, interrupts, options.quiet)
-    # The stop signals stay unblocked until the lock is ours: Ctrl-Z stops a waiting pidlock.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS - mask)
+    start = _make_start(options.command, mask, options.close, options.group)
+    _set_comm()
     try:
         lock.acquire()
     except LockHeld:
         _raise_pending(interrupts)
         raise
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # only now: Ctrl-Z stops a waiting pidlock
     started = time.monotonic()
     try:
-        _set_comm()
         _raise_pending(interrupts)  # what came during the wait ends it, rather than a command just started
-        wait_status, interrupted = _run_command(lock, options.command, mask, signals, options.close, options.group)
+        wait_status, interrupted = _run_command(lock, start, signals, options.group)
     finally:
         try:
             lock.release()

@@ -56,8 +56,8 @@ def test_the_command_of_a_killed_pidlock_keeps_the_lock_until_it_ends(run, holde
 
 
 def test_a_short_write_is_a_full_disk(traced, pidfile):
-    """Red when what write(2) returns is ignored."""
-    status, stdout, stderr = traced.run("--pidfile", pidfile, "--", "echo", "ran", inject=["write:retval=3:when=1"])
+    """Red when what write(2) returns is ignored. The first write gives the process its name."""
+    status, stdout, stderr = traced.run("--pidfile", pidfile, "--", "echo", "ran", inject=["write:retval=3:when=2"])
     assert (status, stdout, names_beside(pidfile)) == (125, "", [])
     assert one_line(pidfile, os.strerror(errno.ENOSPC)).fullmatch(stderr)
 

@@ -72,8 +72,8 @@ def test_the_file_is_written_complete_in_one_write(pidfile, tmp_path):
     trace = ["strace", "-qq", "-s", "9999", "-e", "trace=write,pwrite64,writev", "-o", tmp_path / "log"]
     lock_file = subprocess.check_output([*trace, *PIDLOCK, "-p", pidfile, "--details", "--", "cat", pidfile])
     writes = re.findall(r'^(\w+)\(\d+, "(.*)", \d+\) += (\d+)$', (tmp_path / "log").read_text(), re.MULTILINE)
-    assert len(writes) == 2 and writes[1] == ("write", "pidlock", "7")  # the second is the holder's name, for ps
-    name, text, size = writes[0]
+    assert len(writes) == 2 and writes[0] == ("write", "pidlock", "7")  # the first is the holder's name, for ps
+    name, text, size = writes[1]
     assert (name, int(size)) == ("write", len(lock_file))
 
 

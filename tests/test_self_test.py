@@ -96,7 +96,7 @@ BROKEN = [
     ),
     (
         "no inheritance of the descriptor",
-        "os.set_inheritable(descriptor, True)",
+        "os.set_inheritable(lock._descriptor, True)",
         "pass",
         "a killed holder's command keeps the lock until it ends",
     ),

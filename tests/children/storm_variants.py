@@ -25,7 +25,7 @@ VARIANTS.update({
     "release without a look": [
         (REMOVE_IF_SAME, REMOVE_IF_SAME.replace("not _is_same_file(path, descriptor)", "False")),
     ],
-    "no descriptor for the command": [("None if close else lock._descriptor", "None")],
+    "no descriptor for the command": [("os.set_inheritable(lock._descriptor, True)", "pass")],
     "no count": [
         (COUNT_BEFORE, COUNT_BEFORE.replace("not " + ROOM, "False")),
         (COUNT_AFTER, COUNT_AFTER.replace(ROOM, "True")),
