@@ -1774,6 +1774,8 @@ def _run_command(lock, start, signals, group):
     except _CannotExecute as failure:
         _say(failure)
         return failure.status << 8, False  # as wait(2) has it
+    # Only now, for Ctrl-Z stops a waiting pidlock; so late, for to turn the old mask into names takes Python 0.1 ms.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
     if group:
         _make_group(child, ours)  # here and in the child: whoever comes first
     interrupted = got_int = False
@@ -1943,16 +1945,17 @@ def _original_environment():
 
 def _reap(child):
     """Reap what has ended, PID 1 also what was re-parented to it; return the child's wait status if it changed."""
+    is_init = os.getpid() == 1
     changed = None
     while True:
         try:
-            pid, status = os.waitpid(-1 if os.getpid() == 1 else child, os.WNOHANG | os.WUNTRACED)
+            pid, status = os.waitpid(-1 if is_init else child, os.WNOHANG | os.WUNTRACED)
         except ChildProcessError:
-            return changed
-        if pid == 0:
             return changed
         if pid == child:
             changed = status
+        if pid == 0 or not is_init:
+            return changed
 
 
 def _pass_on(info, child, before_fork, group):
@@ -2262,7 +2265,8 @@ def main(argv=None):
 
     With argv None this is a process of its own, about to end: signals stay blocked behind it.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (_passed_signals() | {signal.SIGCHLD}) - STOP_SIGNALS)
+    ours = _passed_signals() | STOP_SIGNALS | {signal.SIGCHLD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours - {signal.SIGTSTP})
     mask -= {32, 33}  # glibc's own, signal(7)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
@@ -2366,7 +2370,6 @@ def _run(options, mask):
     except LockHeld:
         _raise_pending(interrupts)
         raise
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # only now: Ctrl-Z stops a waiting pidlock
     started = time.monotonic()
     try:
         _raise_pending(interrupts)  # what came during the wait ends it, rather than a command just started
