@@ -1570,7 +1570,7 @@ def _living_slots(path, policy):
     except PermissionError:  # a directory to write into, but not to list
         names = {name for name in (_slot_path(base, slot) for slot in range(1, UNLISTED_SLOTS + 1))
                  if os.path.lexists(os.path.join(directory, name))}
-    slots = sorted(slot for slot in set(map(_slot_of, names)) if _slot_path(base, slot) in names)
+    slots = sorted(slot for slot in {1}.union(map(_slot_of, names)) if _slot_path(base, slot) in names)
     findings = (_examine(_slot_path(path, slot), fcntl.LOCK_SH, policy) for slot in slots)
     return [found for found in findings if found.state in (HELD, INCONCLUSIVE)]
 

@@ -184,8 +184,11 @@ MIXED = [  # the limits of those that hold it, of the one who asks, and the slot
 ]
 
 
+@pytest.mark.parametrize("name", ["test.pid", "test.2", "test.2030"])
 @pytest.mark.parametrize("holding, asking, slot", MIXED)
-def test_the_smallest_limit_of_all_that_hold_it_counts(pidfile, holding, asking, slot):
+def test_the_smallest_limit_of_all_that_hold_it_counts(pidfile, name, holding, asking, slot):
+    """Red where a FILE whose own name reads as a slot's is not counted as slot 1."""
+    pidfile = pidfile.with_name(name)
     holders = [PidLock(pidfile, max_concurrent=limit).acquire() for limit in holding]
     asked = PidLock(pidfile, max_concurrent=asking)
     assert outcome_of(asked) == slot
