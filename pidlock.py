@@ -176,11 +176,12 @@ Record.__new__.__defaults__ = ({}, {})
 
 # All that the judge decides by. record: Record or None. size: bytes. age: seconds since the mtime, lasted: since the
 # recorded time or else the mtime; negative when that is in the future. flock: False where the filesystem has none.
+# refused: somebody else has the flock, which only time-only goes on from.
 # filesystem: "local", "network" or "other". process: "none", "ours", "zombie", "thread" or "alive". host, boot, pidns,
 # timens, start: whether what is recorded agrees with what we see; None where one of the two is not known.
 Facts = namedtuple("Facts", "record size links executable nuls age flock filesystem process"
-                   " lasted host boot pidns timens start")
-Facts.__new__.__defaults__ = (0, None, None, None, None, None)
+                   " lasted host boot pidns timens start refused")
+Facts.__new__.__defaults__ = (0, None, None, None, None, None, False)
 
 # One look at a path. pid: int, 0 where none is recorded. body: bytes and status: os.stat_result, as judged.
 # refused: somebody else has the flock. descriptor: an int that has it, only of a stale file looked at with LOCK_EX.
@@ -224,15 +225,9 @@ class PidLock:
         self._reset()
 
     def _check_arguments(self):
-        stale_after, strategy = self._policy
+        _check_policy(*self._policy)
         if not self._wait >= 0:
             raise ValueError("wait: %r is not a number of seconds" % self._wait)
-        if stale_after is not None and not stale_after >= 0:
-            raise ValueError("stale_after: %r is not a number of seconds" % stale_after)
-        if strategy not in STRATEGIES:
-            raise ValueError("stale_strategy: %r is none of %s" % (strategy, ", ".join(STRATEGIES)))
-        if strategy == TIME_ONLY and stale_after is None:
-            raise ValueError("stale_strategy: time-only needs stale_after")
         if not isinstance(self._max_concurrent, int) or not 1 <= self._max_concurrent <= SLOTS_MAX:
             raise ValueError("max_concurrent: %r is not a number of slots" % (self._max_concurrent,))
         if self._trace_id is not None and not (self._trace_id.isprintable() and len(self._trace_id) <= TRACE_ID_MAX):
@@ -260,7 +255,8 @@ class PidLock:
         if self._descriptor is not None and self.pid == os.getpid():
             raise RuntimeError("%s: this PidLock holds it already" % self.path)
         if self._descriptor is not None:
-            os.close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
+            if _refers_to(self._descriptor, self._file):
+                _close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
             self._end_watch()
         self._reset()
         if self._span is None:
@@ -509,7 +505,7 @@ def _examine(path, operation, policy):
         refused = granted is False
         if refused and policy[1] != TIME_ONLY:
             return Finding(path, HELD, "held by PID %d" % pid if pid else "held", pid, record, body, status, True, None)
-        state, reason = judge(_gather_facts(descriptor, status, body, record, granted is not None), *policy)
+        state, reason = judge(_gather_facts(descriptor, status, body, record, granted), *policy)
         if state == FOREIGN:
             raise PidLockError(path, reason, "name another file, or remove this one if nobody needs it")
         stale = state == STALE and operation == fcntl.LOCK_EX and not refused
@@ -827,16 +823,18 @@ def judge(facts, stale_after=None, strategy=PID_FIRST):
     Pure: Facts in, (state, reason) out. stale_after: seconds or None. Rule 1 has been applied where the file was
     opened.
     """
+    old = stale_after is not None and facts.lasted > stale_after
     if facts.record is None:  # rule 2
         damaged = facts.size <= DAMAGED_MAX or (facts.nuls and facts.size <= NULS_MAX)
         if facts.links > 1 or facts.executable or not damaged:  # no link: another evictor was faster
             return FOREIGN, "is somebody's file, not a pidfile"
         if -WRITING <= facts.age < WRITING:
             return HELD, "held by a program that is still writing its PID, it seems"
+        if facts.refused and not old:
+            return HELD, "held by a program that writes no PID"
         return STALE, "there is no PID in it"
     if facts.size > BODY_MAX:
         return FOREIGN, "is too long for a pidfile"
-    old = stale_after is not None and facts.lasted > stale_after
     if strategy == TIME_ONLY:
         pid = facts.record.pid
         return (STALE, "PID %d, alive or not, has had it for too long" % pid) if old else (HELD, "held by PID %d" % pid)
@@ -875,7 +873,7 @@ def _judge_holder(facts):
     return HELD, "held by PID %d" % pid  # rule 8
 
 
-def _gather_facts(descriptor, status, body, record, flock):
+def _gather_facts(descriptor, status, body, record, granted):
     recorded = record.details if record else {}
     here = {"host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time")}
     if "start" in recorded:
@@ -888,7 +886,8 @@ def _gather_facts(descriptor, status, body, record, flock):
         executable=bool(status.st_mode & 0o111) and filesystem not in MODELESS_FILESYSTEMS,
         nuls=not body.strip(b"\0"),
         age=time.time() - status.st_mtime,
-        flock=flock,
+        flock=granted is not None,
+        refused=granted is False,
         filesystem=_filesystem_class(filesystem),
         process=_process_state(record.pid) if record else "none",
         lasted=time.time() - _since(record, status),
@@ -1173,8 +1172,9 @@ def active_pid(path):
 def inspect(path, stale_after=None, stale_strategy=PID_FIRST):
     """Return the Status of path, without taking or changing anything. The options are PidLock's.
 
-    Raises PidLockError when the path is no pidfile or cannot be read.
+    Raises PidLockError when the path is no pidfile or cannot be read, ValueError for an option that cannot be meant.
     """
+    _check_policy(stale_after, stale_strategy)
     try:
         path = _absolute(_checked_path(path))
         found = _probe(path, (stale_after, stale_strategy))
@@ -1222,7 +1222,10 @@ def _doubt(found):
     """Return for how many seconds a refused flock may be an evictor's or prober's, rather than the holder's."""
     if not found.refused or any(_flockers(found.status, [found.pid])):
         return 0
-    descriptor, granted = _open_and_flock(found.path, fcntl.LOCK_SH)
+    try:
+        descriptor, granted = _open_and_flock(found.path, fcntl.LOCK_SH)
+    except OSError:
+        return LOOK_AGAIN  # the next look says what it is
     if descriptor is None:
         return LOOK_AGAIN
     _give_back(descriptor)
@@ -1411,6 +1414,15 @@ def _checked_path(path):
     if os.path.basename(path) in ("", ".", ".."):
         raise PidLockError(path, "names a directory", "name a file in it")
     return path
+
+
+def _check_policy(stale_after, strategy):
+    if stale_after is not None and not stale_after >= 0:
+        raise ValueError("stale_after: %r is not a number of seconds" % stale_after)
+    if strategy not in STRATEGIES:
+        raise ValueError("stale_strategy: %r is none of %s" % (strategy, ", ".join(STRATEGIES)))
+    if strategy == TIME_ONLY and stale_after is None:
+        raise ValueError("stale_strategy: time-only needs stale_after")
 
 
 def _absolute(path):

@@ -647,6 +647,16 @@ def test_in_place_a_flock_that_fails_is_the_error_that_is_told(pidfile, no_links
     assert os.listdir(str(pidfile.parent)) == [pidfile.name]
 
 
+def test_a_flock_that_fails_while_its_taker_is_looked_for_is_no_errors_to_the_caller(pidfile, monkeypatch):
+    """A stranger has it, by whom is asked with a shared flock. Red where that is asked outside what explains errors."""
+    pidfile.write_text("99999999\n\n\n")
+    with open(pidfile) as file:
+        real["flock"](file, fcntl.LOCK_EX)
+        fail(monkeypatch, "flock", errno.ENOLCK, lambda _, operation: operation & fcntl.LOCK_SH, fcntl)
+        with pytest.raises(LockHeld):
+            PidLock(pidfile).acquire()
+
+
 # ---- Slots ----
 
 

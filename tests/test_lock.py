@@ -1,5 +1,6 @@
 """The library: taking the lock, giving it back, and looking at it without taking anything."""
 import asyncio
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -355,6 +356,23 @@ def test_a_forked_child_never_releases(pidfile):
             os._exit(0)
     os.waitpid(child, 0)
     assert (pidlock.inspect(pidfile).state, lock.release(), pidfile.exists()) == ("held", True, False)
+
+
+def test_a_forked_child_that_closed_its_descriptors_may_acquire_and_closes_nobody_elses(pidfile):
+    """As a daemoniser does. Red where acquire closes the parent's descriptor by its number."""
+    with PidLock(pidfile) as lock, open(os.devnull) as other:
+        number = lock._descriptor
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.dup2(other.fileno(), number)
+                with contextlib.suppress(LockHeld):
+                    lock.acquire()
+                status = 0 if os.path.samestat(os.fstat(number), os.fstat(other.fileno())) else 1
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 FORK_MEANWHILE = """

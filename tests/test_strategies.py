@@ -57,6 +57,8 @@ ROWS = {
     "time-only: a time in the future": (ALIVE._replace(lasted=-1), 0, TIME_ONLY, "held"),
     "time-only: no PID, old": (NO_PID, 7200, TIME_ONLY, "stale"),
     "time-only: no PID, young": (NO_PID._replace(age=0), 0, TIME_ONLY, "held"),
+    "time-only: no PID yet, flocked": (NO_PID._replace(refused=True), 7200, TIME_ONLY, "held"),
+    "time-only: no PID, flocked, old": (NO_PID._replace(refused=True), 60, TIME_ONLY, "stale"),
     "time-only: somebody's file": (NO_PID._replace(links=2), 0, TIME_ONLY, "foreign"),
 }
 
@@ -69,7 +71,7 @@ def test_the_strategy_says_what_an_age_means(facts, stale_after, strategy, state
 knowledge = st.sampled_from([None, True, False])
 any_facts = st.builds(
     ALIVE._replace, record=st.sampled_from([None, pidlock.Record(7, False), pidlock.Record(7, True)]),
-    size=st.integers(0, 5000), links=st.integers(1, 2), nuls=st.booleans(), flock=st.booleans(),
+    size=st.integers(0, 5000), links=st.integers(1, 2), nuls=st.booleans(), flock=st.booleans(), refused=st.booleans(),
     filesystem=st.sampled_from(["local", "network", "other"]), host=knowledge, boot=knowledge, pidns=knowledge,
     timens=knowledge, start=knowledge, process=st.sampled_from(["none", "ours", "zombie", "thread", "alive"]),
     age=st.floats(-1e10, 1e10) | st.floats(-3, 3), lasted=st.floats(-1e10, 1e10) | st.floats(-3, 3),
@@ -214,9 +216,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", [row[0] for row in WRONG.values()], ids=WRONG)
-def test_a_wrong_strategy_or_age_is_a_value_error(pidfile, arguments):
+@pytest.mark.parametrize("use", [PidLock, pidlock.inspect])
+def test_a_wrong_strategy_or_age_is_a_value_error(pidfile, arguments, use):
     with pytest.raises(ValueError, match="|".join(arguments)):
-        PidLock(pidfile, **arguments)
+        use(pidfile, **arguments)
 
 
 @blackbox
@@ -273,6 +276,16 @@ def test_time_only_tells_who_holds_a_young_lock_by_its_flock(pidfile):
     with PidLock(pidfile), pytest.raises(LockHeld) as raised:
         PidLock(pidfile, stale_after=60, stale_strategy=TIME_ONLY).acquire()
     assert (raised.value.pid, "to judge by the PID alone" in str(raised.value)) == (os.getpid(), False)
+
+
+def test_time_only_leaves_an_empty_file_to_who_has_its_flock(pidfile):
+    """Red where rule 2, which is for files that nobody has the flock of, takes a lockfile of flock(1) for damaged."""
+    write(pidfile, "", age=10)
+    with open(pidfile) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LockHeld):
+            PidLock(pidfile, stale_after=HOUR, stale_strategy=TIME_ONLY).acquire()
+        PidLock(pidfile, stale_after=5, stale_strategy=TIME_ONLY).acquire().release()
 
 
 @blackbox
