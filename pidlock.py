@@ -29,10 +29,12 @@ took it, unlink it, unlock, close.  Otherwise the lock was lost: touch nothing a
 
 Who may unlink the path: only who holds the flock of the very file that it names and has
 compared st_dev and st_ino under it; the holder to release, a contender or sweeper after the
-judge called the file stale.
+judge called the file stale.  (But for the strategy time-only, which breaks a living holder's
+lock by its age: under the directory's flock, after a last look at the inode.)
 
-What kill -9 leaves: before link, a private file (`.pidlock-...`, for a sweep); after it, a
-marked file whose flock the kernel has freed, so the next run evicts it.  While the command
+What kill -9 leaves: before link, a private file (`.pidlock-...`, for a sweep), without hard
+links an empty file, stale after 2 s; after it, a marked file whose flock the kernel has freed,
+so the next run evicts it.  While the command
 lives on it keeps the inherited flock, and the path stays held until it has ended (not with
 `--close`: then the next run evicts it).
 
@@ -240,7 +242,7 @@ class PidLock:
         self._file = None  # the os.stat_result of what the descriptor refers to
         self._slot_path = None
         self._watch = None  # the wait's; closing it soon takes the kernel milliseconds, so not before the release
-        self._since = 0.0
+        self._acquired_at = 0.0
         self._held_span = None
         self.pid = None
         self.slot = 1
@@ -282,10 +284,10 @@ class PidLock:
                 held = self._wait_for(held, started)
             if held:
                 raise _refuse(self.path, held)
-            self._since = time.monotonic()
+            self._acquired_at = time.monotonic()
             if self._fence:
                 self.token = _next_token(self._counter_path(), self._mode)
-            self._emit("acquired", None, self.pid, self._since - started)
+            self._emit("acquired", None, self.pid, self._acquired_at - started)
         except LockHeld as refusal:
             self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
             raise
@@ -347,9 +349,9 @@ class PidLock:
                 living = _living_slots(self.path, self._policy)
                 if not _has_room(self._max_concurrent, living):
                     return living  # nothing is written where there is no room
-                refused = self._attempt_slots_in_turn(evicted, guard is not None)
-                if refused:
-                    return refused
+                held = self._attempt_slots_in_turn(evicted, guard is not None)
+                if held:
+                    return held
                 living = [found for found in _living_slots(self.path, self._policy) if found.path != self._slot_path]
                 if _has_room(self._max_concurrent, living):
                     return []
@@ -362,13 +364,13 @@ class PidLock:
                 _give_back(guard)
 
     def _attempt_slots_in_turn(self, evicted, guarded):
-        refused = []
+        held = []
         for slot in range(1, self._max_concurrent + 1):
-            held = self._attempt(slot, evicted, guarded)
-            if not held:
+            found = self._attempt(slot, evicted, guarded)
+            if not found:
                 return []
-            refused += held
-        return refused
+            held += found
+        return held
 
     def _make_record(self, slot):
         details = {"limit": str(self._max_concurrent)} if self._max_concurrent > 1 else {}
@@ -429,7 +431,7 @@ class PidLock:
                 lost = self._drop()
             finally:
                 self._end_watch()
-        self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._since)
+        self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._acquired_at)
         return not lost
 
     def _drop(self):
@@ -515,31 +517,28 @@ def _examine(path, operation, policy):
             _give_back(descriptor)
 
 
-def _open_and_flock(path, operation):
+def _open_and_flock(path, operation, access=os.O_RDONLY):
     """Steps 1 and 2: return (descriptor, granted), (None, None) where there is no file.
 
     granted: True, False when somebody else has the flock, None where the filesystem has no flock.
     """
-    for access in (os.O_RDONLY, os.O_RDWR):  # a write-open wakes watchers and needs permission, so only over NFS
-        try:
-            descriptor = _move_fd_up(os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
-        except FileNotFoundError:
-            return None, None
-        except OSError as error:
-            raise _explain_open(error, path) from error
-        try:
-            kind = _kind_of(os.fstat(descriptor))
-            if kind:
-                raise PidLockError(path, "is %s, not a pidfile" % kind, "name another file")
-            return descriptor, _flock(descriptor, operation)
-        except OSError as error:
-            _give_back(descriptor)
-            if error.errno != errno.EBADF or access == os.O_RDWR:  # flock(2): NFS wants a write-open for LOCK_EX
-                raise
-        except BaseException:
-            _give_back(descriptor)
+    try:
+        descriptor = _move_fd_up(os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        raise _explain_open(error, path) from error
+    try:
+        kind = _kind_of(os.fstat(descriptor))
+        if kind:
+            raise PidLockError(path, "is %s, not a pidfile" % kind, "name another file")
+        return descriptor, _flock(descriptor, operation)
+    except BaseException as error:
+        _give_back(descriptor)
+        if getattr(error, "errno", None) != errno.EBADF or access == os.O_RDWR:
             raise
-    raise AssertionError("unreachable: the second round returns or raises")
+    # flock(2): NFS wants a write-open for LOCK_EX. Only there: it wakes watchers and needs permission.
+    return _open_and_flock(path, operation, os.O_RDWR)
 
 
 def _evict(found):
@@ -818,10 +817,17 @@ def _discard(path, descriptor):
 
 
 def judge(facts, stale_after=None, strategy=PID_FIRST):
-    """Decide by the rules of design section 3 about a file that nobody has the flock of; the first that fits.
+    """Decide about a file that nobody has the flock of. Pure: Facts in, (state, reason) out; stale_after in seconds.
 
-    Pure: Facts in, (state, reason) out. stale_after: seconds or None. Rule 1 has been applied where the file was
-    opened.
+    The first rule that fits decides; what is inconclusive is stale once it is older than stale_after.
+      1. Not a regular file, or not readable: an error, raised where it was opened.
+      2. No PID in it: stale, unless somebody may still be writing it; or not a pidfile at all.
+      3. Marked, on a local filesystem: stale, for its holder would have the flock.
+      4. Written on another host, or in another PID or time namespace, or perhaps so: inconclusive.
+      5. Written before the last boot: stale.
+      6. Its PID does not exist, or is ours, a zombie's or only a thread's: stale.
+      7. Its PID has not the start time that it records: stale.
+      8. Its PID exists: held.
     """
     old = stale_after is not None and facts.lasted > stale_after
     if facts.record is None:  # rule 2
@@ -875,7 +881,7 @@ def _judge_holder(facts):
 
 def _gather_facts(descriptor, status, body, record, granted):
     recorded = record.details if record else {}
-    here = {"host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time")}
+    here = _describe_place()
     if "start" in recorded:
         here["start"] = _start_of(record.pid, recorded["start"])
     filesystem = _filesystem_type(descriptor)
@@ -891,7 +897,7 @@ def _gather_facts(descriptor, status, body, record, granted):
         filesystem=_filesystem_class(filesystem),
         process=_process_state(record.pid) if record else "none",
         lasted=time.time() - _since(record, status),
-        **{key: recorded[key] == here[key] if recorded.get(key) and here.get(key) else None for key in AGREEMENTS}
+        **{key: recorded[key] == value for key, value in here.items() if value and recorded.get(key)}
     )
 
 
@@ -940,13 +946,13 @@ def _parse_details(body, ours):
     """Return the key=value lines of these bytes as (details, debug), but for another tool's times of start and boot."""
     details = {}  # type: dict[str, str]
     debug = {}  # type: dict[str, str]
-    target = details
+    section = details
     for line in body[:BODY_MAX].decode("utf-8", "surrogateescape").split("\n"):
         key, equals, value = line.rstrip("\r").partition("=")
         if line == "# debug":
-            target = debug
+            section = debug
         elif equals and key.isidentifier():
-            target[key] = _unescape(value)
+            section[key] = _unescape(value)
     start, boot = details.get("start", ""), details.get("boot", "")
     if not ours and len(boot) != 36 and (len(start) > 9 if start.isdigit() else len(start.split()) != 5):
         details.pop("start", None)  # neither ticks since boot nor what ps says, but seconds since the epoch, say
@@ -989,15 +995,13 @@ def _describe_self(command):
 
     pid = os.getpid()
     start = _start_of(pid, None)
-    details = {
-        "host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time"),
-        "pid_start": _start_time(start), "start": start, "acquired": _format_time(time.time()),
-        "command": " ".join(map(shlex.quote, command))[:COMMAND_MAX],
-    }
+    details = dict(_describe_place(), pid_start=_start_time(start), start=start, acquired=_format_time(time.time()),
+                   command=" ".join(map(shlex.quote, command))[:COMMAND_MAX])
     return {key: value for key, value in details.items() if value}
 
 
-AGREEMENTS = ("host", "boot", "pidns", "timens", "start")
+def _describe_place():
+    return {"host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time")}
 
 
 def _boot():
@@ -1078,8 +1082,9 @@ def _lasted(found):
 def _trace_of_environment():
     """Return the trace ID in TRACEPARENT (W3C Trace Context, 3.2), None where there is none."""
     fields = os.environ.get("TRACEPARENT", "").split("-")
-    trace = fields[1] if len(fields) >= 4 and len(fields[1]) == 32 else ""
-    return trace if set("0") < set(trace) | {"0"} <= set("0123456789abcdef") else None  # all zeros are invalid
+    trace = fields[1] if len(fields) >= 4 else ""
+    valid = len(trace) == 32 and not trace.strip("0123456789abcdef") and trace.strip("0")  # all zeros are invalid
+    return trace if valid else None
 
 
 def _filesystem_type(descriptor):
@@ -1234,7 +1239,7 @@ def _doubt(found):
 
 def _find_holder(found):
     """Return the Holder for a Finding that says held or inconclusive."""
-    pid, since, either = found.pid, _duration(_lasted(found)), "wait for it or stop it"
+    pid, lasted, either = found.pid, _duration(_lasted(found)), "wait for it or stop it"
     if found.state == INCONCLUSIVE:
         return _holder(found.reason, "if it is gone: rm %s" % found.path)
     if not found.refused and not pid:
@@ -1242,29 +1247,30 @@ def _find_holder(found):
     command = _command_pid(pid)
     name, stopped = _name_of(command), _is_stopped(pid) or _is_stopped(command)
     if not found.refused:
-        reason = "held by PID %s for %s, to judge by the PID alone" % (_named(pid, name), since)
+        reason = "held by PID %s for %s, to judge by the PID alone" % (_named(pid, name), lasted)
         return _holder(reason, "%s; if it is a stranger: rm %s" % (either, found.path), name, stopped)
     takers = dict(_flockers(found.status, [pid])) or dict(_flockers(found.status, _all_pids()))
     pids = tuple(sorted(takers))
-    gone = _process_state(pid) in ("none", "zombie") or os.access("/proc/%d/fd" % pid, os.R_OK)  # or visibly without it
+    # Or we may look at its descriptors, and this file is not among them.
+    gone = _process_state(pid) in ("none", "zombie") or os.access("/proc/%d/fd" % pid, os.R_OK)
     if pid in takers or not gone:
-        reason = "held by PID %s%s for %s" % (_named(pid, name), ", which is stopped," if stopped else "", since)
+        reason = "held by PID %s%s for %s" % (_named(pid, name), ", which is stopped," if stopped else "", lasted)
         advice = "continue it (kill -CONT %d) or stop it" % pid if stopped else either
         return _holder(reason, advice, name, stopped, pids=pids)
     names = ", ".join("PID " + _named(taker, _name_of(taker)) for taker in pids)
     here = [taker for taker in pids if _innermost_pid(taker) == pid]
     if here:
         name = _name_of(_command_pid(here[0]))
-        reason = "held by PID %d of another PID namespace, here %s, for %s" % (pid, _named(here[0], name), since)
+        reason = "held by PID %d of another PID namespace, here %s, for %s" % (pid, _named(here[0], name), lasted)
         return _holder(reason, either, name, _is_stopped(here[0]), elsewhere=True, pids=pids)
     if pid and any(taken_by in (0, pid) for taken_by in takers.values()):  # a dead taker may read as 0
-        reason = "held for %s: its holder, PID %d, was killed, but its command lives on: %s" % (since, pid, names)
+        reason = "held for %s: its holder, PID %d, was killed, but its command lives on: %s" % (lasted, pid, names)
         return _holder(reason, either, _name_of(pids[0]), orphaned=True, pids=pids)
     if takers:
         reason = "busy: %s has its flock without being its holder" % names
         return _holder(reason, either + "; --mode 0600 keeps others from that", pids=pids)
     recorded = "PID %d does not have it" % pid if pid else "its PID is not legible"
-    reason = "held for %s, but %s; who does is not to be seen from here" % (since, recorded)
+    reason = "held for %s, but %s; who does is not to be seen from here" % (lasted, recorded)
     return _holder(reason, "wait for it, or look as root, outside this PID namespace")
 
 
@@ -1284,17 +1290,22 @@ def signal_holder(path, signum):
         found = _probe(path, (None, PID_FIRST))
         if found.state in (FREE, STALE):
             return False
-        if found.pid and hasattr(signal, "pidfd_send_signal"):
-            pidfd = _open_pidfd(found.pid)  # before the question, so that the answer holds for whom we signal
-        if (found.pid, found.pid) not in _flockers(found.status, [found.pid]):
-            reason = "not signalled: PID %d has not this file open and locked, as far as this user may see" % found.pid
+        holder = receiver = found.pid
+        if signum in (signal.SIGKILL, signal.SIGSTOP):  # pidlock could not pass them on
+            receiver = _command_pid(holder)
+        if receiver and hasattr(signal, "pidfd_send_signal"):
+            pidfd = _open_pidfd(receiver)  # before the questions, so that the answers hold for whom we signal
+        if (holder, holder) not in _flockers(found.status, [holder]):
+            reason = "not signalled: PID %d has not this file open and locked, as far as this user may see" % holder
             raise PidLockError(path, reason, "see who it is, then signal that by hand")
-        if signum in (signal.SIGKILL, signal.SIGSTOP):
-            _signal_command(path, found.pid, signum)
+        if receiver != holder and (receiver is None or _stat_fields(receiver)[1:2] != [str(holder)]):
+            raise PidLockError(path, "not signalled: PID %d has no command to be seen" % holder, "try again")
+        if receiver != holder and os.getpgid(receiver) == receiver:
+            os.killpg(receiver, signum)  # with all its group: nothing is left without its lock
         elif pidfd is not None:
             signal.pidfd_send_signal(pidfd, signum)
         else:
-            os.kill(found.pid, signum)
+            os.kill(receiver, signum)
     except ProcessLookupError:
         return False
     except OSError as error:
@@ -1303,24 +1314,6 @@ def signal_holder(path, signum):
         if pidfd is not None:
             os.close(pidfd)
     return True
-
-
-def _signal_command(path, holder, signum):
-    """Send KILL or STOP to the holder's command, with its group if it leads one: no job is left without its lock."""
-    command = _command_pid(holder)
-    pidfd = _open_pidfd(command) if command else None
-    try:
-        if command is None or (command != holder and _stat_fields(command)[1:2] != [str(holder)]):
-            raise PidLockError(path, "not signalled: PID %d has no command to be seen" % holder, "try again")
-        if command != holder and os.getpgid(command) == command:
-            os.killpg(command, signum)
-        elif pidfd is not None and hasattr(signal, "pidfd_send_signal"):
-            signal.pidfd_send_signal(pidfd, signum)
-        else:
-            os.kill(command, signum)
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
 
 
 def _flockers(status, pids):
@@ -1435,7 +1428,7 @@ def _printable(text):
     return "".join(
         char if char.isprintable()
         else "\\x%02x" % (ord(char) & 0xFF) if "\udc80" <= char <= "\udcff"
-        else char.encode("unicode_escape").decode("ascii")
+        else _escape_char(char)
         for char in text
     )
 
@@ -1807,13 +1800,14 @@ def _run_command(lock, start, signals, group):
                 _stop_as(os.WSTOPSIG(status), child, group)
             elif status is not None:
                 given_back = group and _move_foreground(child, ours)
-                if given_back and _died_of(status, signal.SIGINT) and not got_int:
+                if given_back and os.WTERMSIG(status) == signal.SIGINT and not got_int:
                     interrupted = True
                     os.killpg(ours, signal.SIGINT)  # the terminal's Ctrl-C, which but for --group all of us had got
                 return status, interrupted
         else:
-            interrupted = interrupted or _is_ctrl_c(info)
-            got_int = got_int or info.si_signo == signal.SIGINT
+            if info.si_signo == signal.SIGINT:
+                got_int = True
+                interrupted = interrupted or _is_from_terminal(info)
             try:
                 _pass_on(info, child, before_fork, group)
             except OSError as error:  # EPERM: it has become another user's (sudo)
@@ -2040,10 +2034,6 @@ def _is_from_terminal(info):
     return info.si_code == SI_KERNEL and info.si_signo in TERMINAL_SIGNALS
 
 
-def _is_ctrl_c(info):
-    return info.si_signo == signal.SIGINT and _is_from_terminal(info)
-
-
 def _stop_as(signum, child, group):
     """The command was stopped by the terminal: stop too, so that the shell gets the terminal back."""
     if signum not in STOP_SIGNALS:
@@ -2058,7 +2048,10 @@ def _stop_as(signum, child, group):
     if signal.SIGCONT in signal.sigpending():
         return  # we are too late: the shell has gone on
     # Still blocked: merges with the one that the terminal sent, so we stop once. With --group it sent none to ours.
-    (os.killpg if group else os.kill)(ours if group else os.getpid(), signum)
+    if group:
+        os.killpg(ours, signum)
+    else:
+        os.kill(os.getpid(), signum)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
 
@@ -2074,8 +2067,7 @@ def _tend(lock):
 def _freshen(descriptor):
     """Set the atime, never the mtime, so that cleaners of /tmp leave a long job's file alone."""
     try:
-        os.utime(descriptor, ns=(time.time_ns() if hasattr(time, "time_ns") else int(time.time() * 1e9),
-                                 os.fstat(descriptor).st_mtime_ns))
+        os.utime(descriptor, ns=(int(time.time() * 1e9), os.fstat(descriptor).st_mtime_ns))
     except OSError:
         pass  # a courtesy: nothing depends on it
 
@@ -2109,10 +2101,6 @@ def _passed_signals():
     return {signum for signum in signals if signal.getsignal(signum) != signal.SIG_IGN}
 
 
-def _died_of(wait_status, signum):
-    return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signum
-
-
 def status_of(wait_status):
     """Return the exit status for a wait status: the command's own, or 128+N for its death by signal N."""
     if os.WIFSIGNALED(wait_status):
@@ -2130,6 +2118,9 @@ TOLD = {
 }
 
 
+COUNTED = {"evicted": "pidlock_evictions_total", "held": "pidlock_skips_total", "acquired": "pidlock_runs_total"}
+
+
 def _report(event, options):
     """Say on stderr what happened, as far as -q and -v ask for it; log and count it."""
     kind = event["event"]
@@ -2138,10 +2129,11 @@ def _report(event, options):
         _say("%s: %s" % (event["path"], TOLD[kind] % dict(event, lasted=_duration(event["seconds"]))))
     if options.log:
         _log(event, options)
-    now = time.time()
-    counts = {"evicted": {"evictions": 1}, "held": {"skips": 1}, "acquired": {"runs": 1, "last_start": now}}
-    if kind in counts:
-        _count(event["path"], counts[kind], options)
+    if kind in COUNTED:
+        changes = {COUNTED[kind]: 1.0}
+        if kind == "acquired":
+            changes["pidlock_last_start_timestamp_seconds"] = time.time()
+        _count(event["path"], changes, options)
 
 
 def _log(event, options):
@@ -2178,7 +2170,7 @@ METRICS = {  # name: (type, help); the counters end in _total, as Prometheus has
 
 
 def _count(path, changes, options):
-    """Bring the metrics file up to date: counters (runs, skips, evictions) by addition, the rest by replacement.
+    """Bring the metrics file up to date: counters by addition, the rest by replacement.
 
     The directory's flock keeps two runs from losing each other's counts, and a rename keeps a reader from half a file.
     """
@@ -2193,8 +2185,7 @@ def _count(path, changes, options):
         values = _parse_metrics(metrics)
         path = os.fsencode(path).decode("utf-8", "backslashreplace")  # Prometheus takes UTF-8 alone
         label = 'pidfile="%s"' % "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(char, char) for char in path)
-        for short, value in changes.items():
-            name = next(name for name in METRICS if name.startswith("pidlock_" + short))
+        for name, value in changes.items():
             counter = METRICS[name][0] == "counter"
             values[name, label] = values.get((name, label), 0) + value if counter else value
         _replace_metrics(metrics, values)
@@ -2296,7 +2287,7 @@ def main(argv=None):
         _say("%s: %s; look into that, then try again" % (options.pidfile or "pidlock", error.strerror))
         return EXIT_UNKNOWN if options.status else EXIT_FAILED
     except _Interrupted as interruption:
-        return _end_by(interruption.signum, interruption.from_terminal, mask)
+        return _end_by(interruption.signum, interruption.from_terminal)
     finally:
         if argv is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -2392,9 +2383,11 @@ def _run(options, mask):
         except PidLockError as error:
             _say(error)
     status = status_of(wait_status)
-    outcome = {"last_duration": time.monotonic() - started, "last_exit_status": status}
-    _count(lock.path, outcome if status else dict(outcome, last_success=time.time()), options)
-    return _end_by(status - EXIT_BY_SIGNAL, interrupted, mask) if os.WIFSIGNALED(wait_status) else status
+    outcome = {"pidlock_last_duration_seconds": time.monotonic() - started, "pidlock_last_exit_status": status}
+    if status == EXIT_OK:
+        outcome["pidlock_last_success_timestamp_seconds"] = time.time()
+    _count(lock.path, outcome, options)
+    return _end_by(status - EXIT_BY_SIGNAL, interrupted) if os.WIFSIGNALED(wait_status) else status
 
 
 def _make_sleep(path, interrupts, quiet):
@@ -2502,7 +2495,7 @@ def _ancestors():
         pid = int(fields[1]) if fields else 0
 
 
-def _end_by(signum, from_terminal, mask):
+def _end_by(signum, from_terminal):
     """Return 128+N; but end by the terminal's Ctrl-C itself, so that a shell's loop stops too."""
     if signum == signal.SIGINT and from_terminal and os.getpid() != 1:  # no default action for PID 1, signal(7)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -2620,7 +2613,7 @@ def _check_usage(options, given):
         _end_usage("--stale-strategy time-only needs --stale-after")
 
 
-def _seconds(text):
+def _parse_seconds(text):
     """Return a TIME in seconds: 90, 0.5, 30s, 5m, 1h30m, 2d or inf."""
     if text == "inf" or _is_decimal(text):
         return float(text)
@@ -2639,40 +2632,40 @@ def _is_decimal(text):
     return all(part and not part.strip("0123456789") for part in text.split(".", 1))
 
 
-def _number(text, lowest, highest, what):
+def _parse_number(text, lowest, highest, what):
     if not 0 < len(text) < 10 or text.strip("0123456789") or not lowest <= int(text) <= highest:
         raise ValueError("%r is no %s; try a number from %d to %d" % (text, what, lowest, highest))
     return int(text)
 
 
-def _exit_code(text):
-    return _number(text, 0, 255, "exit status")
+def _parse_exit_code(text):
+    return _parse_number(text, 0, 255, "exit status")
 
 
-def _slots(text):
-    return _number(text, 1, SLOTS_MAX, "number of slots")
+def _parse_slots(text):
+    return _parse_number(text, 1, SLOTS_MAX, "number of slots")
 
 
-def _signal_number(text):
+def _parse_signal(text):
     name = text.upper() if text.upper().startswith("SIG") else "SIG" + text.upper()
     if name in signal.Signals.__members__:
         return int(signal.Signals[name])
-    return _number(text, 1, signal.NSIG - 1, "signal")
+    return _parse_number(text, 1, signal.NSIG - 1, "signal")
 
 
-def _strategy(text):
+def _parse_strategy(text):
     if text not in STRATEGIES:
         raise ValueError("%r is no strategy; try %s" % (text, ", ".join(STRATEGIES)))
     return text
 
 
-def _trace_id(text):
+def _parse_trace_id(text):
     if not text.isprintable() or not 1 <= len(text) <= TRACE_ID_MAX:
         raise ValueError("%r is empty, too long, or has characters that do not print" % text)
     return text
 
 
-def _mode(text):
+def _parse_mode(text):
     mode = int(text, 8) if text and set(text) <= set("01234567") else 0
     try:
         PidLock("checked", mode=mode)
@@ -2696,25 +2689,25 @@ def _option(names, metavar, text, convert=str, default=None):
 
 COMMON_OPTIONS = [
     _option(("-p", "--pidfile"), "FILE", "the lock; missing parent directories are made"),
-    _option(("-w", "--wait"), "TIME", "wait so long: 90, 0.5, 30s, 1h30m, inf", _seconds, 0.0),
-    _option(("-E", "--held-exit-code", "--conflict-exit-code"), "N", "exit with N, not 75, when it is held", _exit_code,
-            EXIT_HELD),
+    _option(("-w", "--wait"), "TIME", "wait so long: 90, 0.5, 30s, 1h30m, inf", _parse_seconds, 0.0),
+    _option(("-E", "--held-exit-code", "--conflict-exit-code"), "N", "exit with N, not 75, when it is held",
+            _parse_exit_code, EXIT_HELD),
     _flag(("-q", "--quiet"), "say nothing of held, waiting, taking over"),
     _flag(("-v", "--verbose"), "also say acquired and released"),
     _flag(("--check",), "tell by the exit status whether it is held"),
     _flag(("--status",), "tell who holds it"),
-    _option(("--signal",), "SIG", "signal the holder, never a stranger", _signal_number),
+    _option(("--signal",), "SIG", "signal the holder, never a stranger", _parse_signal),
     _flag(("-h", "--help"), "print this"),
 ]
 MORE_OPTIONS = [
     _flag(("-o", "--close"), "keep the lock's descriptor from the command"),
     _flag(("-g", "--group"), "run the command in a process group of its own"),
-    _option(("--mode",), "MODE", "the pidfile's permissions; default 0644", _mode, 0o644),
-    _option(("--stale-after",), "TIME", "doubtful holders count as gone after that long", _seconds),
-    _option(("--stale-strategy",), "S", ", ".join(STRATEGIES), _strategy, PID_FIRST),
-    _option(("--max-concurrent",), "N", "let N hold it at once", _slots, 1),
+    _option(("--mode",), "MODE", "the pidfile's permissions; default 0644", _parse_mode, 0o644),
+    _option(("--stale-after",), "TIME", "doubtful holders count as gone after that long", _parse_seconds),
+    _option(("--stale-strategy",), "S", ", ".join(STRATEGIES), _parse_strategy, PID_FIRST),
+    _option(("--max-concurrent",), "N", "let N hold it at once", _parse_slots, 1),
     _flag(("--details",), "record who, where, since when and why"),
-    _option(("--trace-id",), "ID", "recorded; default: the trace of TRACEPARENT", _trace_id),
+    _option(("--trace-id",), "ID", "recorded; default: the trace of TRACEPARENT", _parse_trace_id),
     _option(("--fence",), OPTIONAL, "take a token; default: FILE.fence", lambda file: file or True, False),
     _option(("--log",), "FILE", "append events as JSON lines; - is stderr"),
     _option(("--metrics",), "FILE", "keep a Prometheus textfile"),
@@ -2752,7 +2745,7 @@ def _self_test():
     return 1 if failed else 0
 
 
-def _start(path, *arguments, **options):
+def _start_pidlock(path, *arguments, **options):
     import subprocess
 
     command = [sys.executable, os.path.abspath(__file__), "--pidfile", path]
@@ -2760,15 +2753,15 @@ def _start(path, *arguments, **options):
                             stderr=subprocess.PIPE, universal_newlines=True, **options)
 
 
-def _status(path, *arguments):
-    process = _start(path, *arguments)
+def _run_one(path, *arguments):
+    process = _start_pidlock(path, *arguments)
     process.communicate(timeout=60)
     return process.returncode
 
 
 def _start_holder(path):
     """Start a pidlock whose command says its PID and ends when its standard input does."""
-    holder = _start(path, "--", "/bin/sh", "-c", "echo $$; read line")
+    holder = _start_pidlock(path, "--", "/bin/sh", "-c", "echo $$; read line")
     return holder, int(holder.stdout.readline())
 
 
@@ -2782,39 +2775,25 @@ def _differ(expected, seen):
     return None if expected == seen else "expected %r, saw %r" % (expected, seen)
 
 
-def _dead_pid():
-    import subprocess
-
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def _test_file(path):
-    process = _start(path, "--", "cat", path)
+    process = _start_pidlock(path, "--", "cat", path)
     seen = process.communicate(timeout=60)[0]
     return _differ(("%d\n\n\n" % process.pid, False), (seen, os.path.exists(path)))
 
 
 def _test_blocks(path):
     holder, _ = _start_holder(path)
-    seen = [_status(path, "--", "true"), _status(path, "--check")]
+    seen = [_run_one(path, "--", "true"), _run_one(path, "--check")]
     holder.communicate(timeout=60)
-    return _differ([75, 1, 0, 0], seen + [_status(path, "--check"), _status(path, "--", "true")])
+    return _differ([75, 1, 0, 0], seen + [_run_one(path, "--check"), _run_one(path, "--", "true")])
 
 
-def _test_taken_over(body):
+def _test_left(body, age, expected):
+    """Return the test of a file with this body that is there already, so many seconds old."""
+
     def test(path):
-        _write_file(path, body() if callable(body) else body, age=60)
-        return _differ((0, False), (_status(path, "--", "true"), os.path.exists(path)))
-
-    return test
-
-
-def _test_respected(body, age):
-    def test(path):
-        _write_file(path, body() if callable(body) else body, age)
-        return _differ((75, 1, True), (_status(path, "--", "true"), _status(path, "--check"), os.path.exists(path)))
+        _write_file(path, body, age)
+        return _differ(expected, (_run_one(path, "--", "true"), _run_one(path, "--check"), os.path.exists(path)))
 
     return test
 
@@ -2823,14 +2802,14 @@ def _test_killed_holder(path):
     holder, command = _start_holder(path)
     holder.kill()
     holder.wait()
-    seen = [_status(path, "--", "true")]
+    seen = [_run_one(path, "--", "true")]
     holder.communicate(timeout=60)  # ends the command
-    seen.append(_status(path, "--wait", "60", "--", "true"))
+    seen.append(_run_one(path, "--wait", "60", "--", "true"))
     return _differ([75, 0], seen)
 
 
 def _test_evictor(path):
-    _write_file(path, b"%d\n" % _dead_pid(), age=60)
+    _write_file(path, NOBODYS, age=60)
     found = _examine(path, fcntl.LOCK_EX, (None, PID_FIRST))
     os.unlink(path)
     with PidLock(path):  # another evictor was faster
@@ -2848,25 +2827,28 @@ def _test_release(path):
 def _test_exit_statuses(path):
     _write_file(path + ".sh", b"", age=0)
     commands = ("exit 0", "exit 7", "kill -INT $$", "kill -TERM $$")
-    seen = [_status(path, "--", "/bin/sh", "-c", command) for command in commands]
-    return _differ([0, 7, 130, 143, 126, 127], seen + [_status(path, path + ".sh"), _status(path, path + ".no")])
+    seen = [_run_one(path, "--", "/bin/sh", "-c", command) for command in commands]
+    return _differ([0, 7, 130, 143, 126, 127], seen + [_run_one(path, path + ".sh"), _run_one(path, path + ".no")])
 
 
 def _test_wait(path):
     holder, _ = _start_holder(path)
-    waiter = _start(path, "--wait", "60", "--", "echo", "mine")
+    waiter = _start_pidlock(path, "--wait", "60", "--", "echo", "mine")
     holder.communicate(timeout=60)
     return _differ(("mine\n", 0), (waiter.communicate(timeout=60)[0], waiter.returncode))
 
 
+NOBODYS = b"99999999\n"  # beyond every kernel's greatest PID
+LIVING = b"%d\n" % os.getpid()
+TAKEN_OVER, RESPECTED = (0, 0, False), (75, 1, True)  # the statuses of a run and of --check; whether it is still there
 SELF_TESTS = [
     ("the file holds the PID and the mark, and goes with its holder", _test_file),
     ("a living holder blocks, and --check tells", _test_blocks),
-    ("a dead PID is taken over", _test_taken_over(lambda: b"%d\n" % _dead_pid())),
-    ("garbage is taken over", _test_taken_over(b"garbage\n")),
-    ("a young empty file is not", _test_respected(b"", age=-1)),
-    ("a recycled PID under the mark is taken over", _test_taken_over(lambda: b"%d\n\n\n" % os.getpid())),
-    ("a living PID of another program is not", _test_respected(lambda: b"%d\n" % os.getpid(), age=60)),
+    ("a dead PID is taken over", _test_left(NOBODYS, 60, TAKEN_OVER)),
+    ("garbage is taken over", _test_left(b"garbage\n", 60, TAKEN_OVER)),
+    ("a young empty file is not", _test_left(b"", -1, RESPECTED)),
+    ("a recycled PID under the mark is taken over", _test_left(LIVING + MARK, 60, TAKEN_OVER)),
+    ("a living PID of another program is not", _test_left(LIVING, 60, RESPECTED)),
     ("a killed holder's command keeps the lock until it ends", _test_killed_holder),
     ("an evictor removes only the file that it judged", _test_evictor),
     ("release leaves another's lock alone", _test_release),

@@ -70,7 +70,7 @@ def make_parser():
         value = {"action": "store_true"} if option.metavar is None else {"metavar": option.metavar}
         if option.metavar == pidlock.OPTIONAL:
             value = {"metavar": "FILE", "nargs": "?"}
-        if option.convert is pidlock._strategy:
+        if option.convert is pidlock._parse_strategy:
             value["choices"] = pidlock.STRATEGIES
         group.add_argument(*option.names[:2], help=option.help, **value)
     return parser

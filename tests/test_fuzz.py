@@ -200,7 +200,7 @@ units = st.tuples(*[st.none() | st.integers(0, 10 ** 6) | st.floats(0, 1e6).map(
 @given(st.text(st.sampled_from("0123456789.dhms+-einf \n٣²"), max_size=9) | st.text(max_size=6) | raw_texts)
 def test_any_text_is_a_time_or_a_usage_error(text):
     try:
-        seconds = pidlock._seconds(text)
+        seconds = pidlock._parse_seconds(text)
     except ValueError as error:
         assert "is no time" in str(error)
     else:
@@ -213,7 +213,7 @@ def test_a_time_is_the_sum_of_its_parts(values):
     text = "".join("%s%s" % pair for pair in zip(values, "dhms") if pair[0] is not None)
     if text:
         parts = [float(value) * unit for value, unit in zip(values, (86400, 3600, 60, 1)) if value is not None]
-        assert pidlock._seconds(text) == pytest.approx(sum(parts))
+        assert pidlock._parse_seconds(text) == pytest.approx(sum(parts))
 
 
 # ---- Command lines ----
@@ -322,8 +322,8 @@ def test_each_event_is_one_valid_line_of_json_that_says_the_same(directory, draw
 
 
 counts = st.fixed_dictionaries({}, optional={
-    "runs": st.integers(1, 3), "skips": st.just(1), "evictions": st.just(1), "last_start": st.floats(0, 4e9),
-    "last_duration": st.floats(0, 1e9), "last_exit_status": st.integers(0, 255), "last_success": st.floats(0, 4e9),
+    name: st.integers(1, 3) if kind == "counter" else st.floats(0, 4e9) | st.integers(0, 255)
+    for name, (kind, _) in pidlock.METRICS.items()
 })
 paths = words | st.sampled_from(["", "a", "a\\", 'a"', 'a"} 1', "a\nb", "a\r", "#", "a{", "\udcff"])
 
@@ -340,14 +340,13 @@ def test_metrics_of_any_paths_are_parseable_and_add_up(directory, changes):
     for path, values in changes:
         pidlock._count(path, values, options)
         label = os.fsencode(path).decode("utf-8", "backslashreplace")
-        for short, value in values.items():
-            counter = not short.startswith("last")
-            expected[label, short] = value + (expected.get((label, short), 0) if counter else 0)
+        for name, value in values.items():
+            counter = name.endswith("_total")
+            expected[label, name] = value + (expected.get((label, name), 0) if counter else 0)
     assert options.metrics  # None: it gave up
     text = metrics.read_bytes().decode("utf-8") if changes else ""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    seen = {(sample.labels["pidfile"], re.sub("^pidlock_|_timestamp|_seconds|_total$", "", sample.name)): sample.value
-            for sample in samples}
+    seen = {(sample.labels["pidfile"], sample.name): sample.value for sample in samples}
     assert (seen, len(samples)) == (expected, len(expected))
     before = pidlock._parse_metrics(str(metrics))
     pidlock._replace_metrics(str(metrics), before)
