@@ -2247,9 +2247,8 @@ Run COMMAND under a lock that people can read: a pidfile.
 options:
 %s
 
-exit status:
-  the command's own; 128+N when signal N ended it; else 75 held, 125 pidlock
-  failed, 126 not executable, 127 not found, 2 wrong usage
+exit status: the command's own; 128+N when signal N ended it; else 75 held,
+  125 pidlock failed, 126 not executable, 127 not found, 2 wrong usage
   --check: 0 free, 1 held, 125 cannot tell; --signal: 0 sent, 3 not held
   --status: 0 held, 1 stale, 3 free, 4 cannot tell
 
@@ -2410,7 +2409,7 @@ def _make_sleep(path, interrupts, quiet):
         finally:
             if signalfd is not None:
                 os.close(signalfd)
-            if erase and _may_rewrite():  # not after Ctrl-Z and bg: there is the shell's prompt by now
+            if erase and _room_to_rewrite():  # not after Ctrl-Z and bg: there is the shell's prompt by now
                 _write(sys.stderr, erase)
 
     return sleep
@@ -2442,14 +2441,13 @@ def _show_wait(path, held, started, again):
     """Say on a terminal for whom we wait; return what erases it. Where it cannot be rewritten say it once."""
     if not sys.stderr or not sys.stderr.isatty():
         return ""
-    rewrite = _may_rewrite()
-    if again and not rewrite:
+    room = _room_to_rewrite()
+    if again and not room:
         return ""
     tell = "waiting for %s: %s" % (_duration(time.monotonic() - started), _refuse(path, held).reason)
-    if not rewrite:
+    if not room:
         _say("%s: %s" % (path, tell))
         return ""
-    room = (os.get_terminal_size(2).columns or 80) - 1  # a line that wraps could not be erased
     line = "pidlock: %s: %s" % (path, tell)
     if _width(line) > room:
         line = "pidlock: %s: %s" % (os.path.basename(path), tell)
@@ -2460,14 +2458,16 @@ def _show_wait(path, held, started, again):
     return erase
 
 
-def _may_rewrite():
-    """Tell whether a line on the terminal may be rewritten: it is ours alone, takes that, and takes it now."""
+def _room_to_rewrite():
+    """Return how many columns a line may have that is rewritten; 0 where the terminal is not ours alone, or cannot."""
     if os.environ.get("TERM", "dumb") == "dumb" or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        return False  # the latter in a script's `pidlock ... &`: the terminal is the script's
+        return 0  # the latter in a script's `pidlock ... &`: the terminal is the script's
     try:
-        return os.tcgetpgrp(2) == os.getpgrp() and bool(select.select([], [2], [], 0)[1])  # not after Ctrl-S
+        if os.tcgetpgrp(2) != os.getpgrp() or not select.select([], [2], [], 0)[1]:  # not after Ctrl-S
+            return 0
+        return (os.get_terminal_size(2).columns or 80) - 1  # a line that wraps could not be erased
     except OSError:
-        return False  # it is another terminal than ours
+        return 0  # it is another terminal than ours, or hung up
 
 
 def _width(text):

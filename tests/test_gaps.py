@@ -5,6 +5,7 @@ import errno
 import fcntl
 import inspect
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -655,6 +656,17 @@ def test_a_flock_that_fails_while_its_taker_is_looked_for_is_no_errors_to_the_ca
         fail(monkeypatch, "flock", errno.ENOLCK, lambda _, operation: operation & fcntl.LOCK_SH, fcntl)
         with pytest.raises(LockHeld):
             PidLock(pidfile).acquire()
+
+
+@pytest.mark.parametrize("name", ["tcgetpgrp", "get_terminal_size"])
+def test_a_terminal_that_hangs_up_is_no_error_of_a_wait(monkeypatch, name):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+    monkeypatch.setattr(select, "select", lambda *_: ([], [2], []))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((20, 2)))
+    assert pidlock._room_to_rewrite() == 19
+    monkeypatch.setattr(os, name, lambda _: os.close(-1))
+    assert pidlock._room_to_rewrite() == 0
 
 
 # ---- Slots ----
