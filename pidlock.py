@@ -836,7 +836,7 @@ def judge(facts, stale_after=None, strategy=PID_FIRST):
             return FOREIGN, "is somebody's file, not a pidfile"
         if -WRITING <= facts.age < WRITING:
             return HELD, "held by a program that is still writing its PID, it seems"
-        if facts.refused and not old:
+        if facts.refused and not (strategy == TIME_ONLY and old):
             return HELD, "held by a program that writes no PID"
         return STALE, "there is no PID in it"
     if facts.size > BODY_MAX:
