@@ -2267,12 +2267,12 @@ def main(argv=None):
 
     With argv None this is a process of its own, about to end: signals stay blocked behind it.
     """
-    ours = _passed_signals() | STOP_SIGNALS | {signal.SIGCHLD}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours - {signal.SIGTSTP})
+    signals = _passed_signals()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signals | STOP_SIGNALS | {signal.SIGCHLD}) - {signal.SIGTSTP})
     mask -= {32, 33}  # glibc's own, signal(7)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
-        return options.action(options, mask)
+        return options.action(options) if options.action else _run(options, signals, mask)
     except SystemExit as stop:  # wrong usage, --help or --version, and it has been said
         return stop.code
     except LockHeld as held:
@@ -2318,14 +2318,14 @@ def _inspect_slots(options):
     return next(status for state in states for status in statuses if status.state == state), statuses
 
 
-def _check(options, mask):
+def _check(options):
     status, _ = _inspect_slots(options)
     if status.state == UNKNOWN:
         raise PidLockError(status.path, "cannot tell: " + status.reason, status.advice)
     return EXIT_CHECK_HELD if status.state == HELD else EXIT_OK
 
 
-def _show_status(options, mask):
+def _show_status(options):
     best, statuses = _inspect_slots(options)
     if options.json:
         import json
@@ -2343,11 +2343,11 @@ def _describe(status):
     return "%s: %s" % (status.state, status.reason)
 
 
-def _send_signal(options, mask):
+def _send_signal(options):
     return EXIT_OK if signal_holder(options.pidfile, options.signal) else EXIT_NOBODY
 
 
-def _sweep(options, mask):
+def _sweep(options):
     swept, failures = _sweep_all(options.sweep, options.dry_run)
     printed = not swept or _write(sys.stdout, "".join(_printable(path) + "\n" for path in swept))
     for failure in failures:
@@ -2355,8 +2355,8 @@ def _sweep(options, mask):
     return EXIT_OK if printed and not failures else EXIT_FAILED
 
 
-def _run(options, mask):
-    signals = _passed_signals()
+def _run(options, signals, mask):
+    """Run the command; return its exit status. signals: those to pass on, all blocked. mask: the one to give it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored at the start, it would lose us the command's status
     lock = PidLock(
         options.pidfile, options.wait, options.stale_after, options.stale_strategy, options.max_concurrent,
@@ -2583,17 +2583,17 @@ def _end_usage(problem):
 
 
 ACTIONS = {"check": _check, "status": _show_status, "signal": _send_signal, "sweep": _sweep,
-           "self_test": lambda options, mask: _self_test()}
+           "self_test": lambda options: _self_test()}
 PROBE_OPTIONS = {"pidfile", "max_concurrent", "stale_after", "stale_strategy", "quiet", "verbose"}
 GOES_WITH = {"check": PROBE_OPTIONS, "status": PROBE_OPTIONS | {"json"}, "signal": {"pidfile", "quiet", "verbose"},
              "sweep": {"dry_run", "quiet", "verbose"}, "self_test": set()}
 
 
 def _check_usage(options, given):
-    """Choose options.action; end with usage errors for options that do not belong together."""
+    """Choose options.action, None for a run; end with usage errors for options that do not belong together."""
     asked = [name for name in ACTIONS if name in given]
     as_option = {name: "--" + name.replace("_", "-") for name in given}
-    options.action = ACTIONS[asked[0]] if asked else _run
+    options.action = ACTIONS[asked[0]] if asked else None
     if asked:
         strange = sorted(given - GOES_WITH[asked[0]] - {asked[0]})
         if options.command:
