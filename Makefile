@@ -23,10 +23,10 @@ $(VENV)/ready: pyproject.toml
 stress: $(VENV)/ready
 	PIDLOCK_STRESS=20 $(BIN)/pytest tests --timeout 7200 -s
 
-# The self-test and the black-box tests under each interpreter that this machine has.
+# The self-test and the black-box tests under each interpreter that this machine has; a warning fails them.
 pythons: $(VENV)/ready self-tests
 	@set -e; for python in $(PYTHONS); do \
-	    echo "== $$python"; PIDLOCK_PYTHON=$$python $(BIN)/pytest -n 4 -m blackbox; \
+	    echo "== $$python"; PIDLOCK_FLAGS="-W error -X dev" PIDLOCK_PYTHON=$$python $(BIN)/pytest -n 4 -m blackbox; \
 	done
 
 self-tests:

@@ -14,7 +14,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHILDREN = ROOT / "tests" / "children"
 PYTHON = os.environ.get("PIDLOCK_PYTHON", sys.executable)
-PIDLOCK = [PYTHON, str(ROOT / "pidlock.py")]
+OF_THE_TESTS = ("PIDLOCK_PYTHON", "PIDLOCK_FLAGS")
+PIDLOCK = [PYTHON, *os.environ.get("PIDLOCK_FLAGS", "").split(), str(ROOT / "pidlock.py")]
 PUBLIC = tempfile.TemporaryDirectory(prefix="pidlock-test-")  # where everybody may look; removed at the end
 
 sys.path.insert(0, str(ROOT))
@@ -27,7 +28,7 @@ def is_private(path):
 
 if os.geteuid() == 0 and is_private(ROOT / "pidlock.py"):  # in a clone in /root, say: tests run pidlock as nobody, too
     os.chmod(PUBLIC.name, 0o755)
-    PIDLOCK[:] = os.path.realpath(PYTHON), shutil.copy(PIDLOCK[1], PUBLIC.name)
+    PIDLOCK[:] = os.path.realpath(PYTHON), *PIDLOCK[1:-1], shutil.copy(PIDLOCK[-1], PUBLIC.name)
 
 Outcome = collections.namedtuple("Outcome", "status stdout stderr")
 
@@ -74,7 +75,7 @@ def tell_skips(path):
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("PIDLOCK_") and name != "PIDLOCK_PYTHON"]:
+    for name in [name for name in os.environ if name.startswith("PIDLOCK_") and name not in OF_THE_TESTS]:
         monkeypatch.delenv(name)
 
 

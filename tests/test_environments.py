@@ -423,7 +423,7 @@ def test_whatever_proc_shows_the_living_are_held_and_the_dead_are_not(files, mou
     """Catches a missing /proc entry that is taken for an end, and EPERM of kill(2); a zombie nobody sees is held."""
     script = '%s; exec "$@"' % mount
     told = call("unshare", "-m", "sh", "-ec", script, "sh", *user, PIDLOCK[0], "-c", STATES,
-                os.path.dirname(PIDLOCK[1]), files)
+                os.path.dirname(PIDLOCK[-1]), files)
     states = ["held" if file in ["held", "living, unmarked", *unseen] else "stale" for file in FILES]
     assert told == (0, " ".join(states) + "\n", "")
 
