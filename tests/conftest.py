@@ -1,5 +1,6 @@
 """Fixtures for all tests: the command as users run it, a living holder, a PID that is dead for certain."""
 import collections
+import functools
 import os
 import pathlib
 import shutil
@@ -98,6 +99,41 @@ def run():
         return Outcome(process.returncode, *texts)
 
     return run_pidlock
+
+
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+@functools.lru_cache()
+def may_be_nobody():
+    """Tell whether we may become another user, who can run this Python and pidlock.py."""
+    try:
+        return os.geteuid() == 0 and not subprocess.call([*AS_NOBODY, *PIDLOCK, "--version"], stdout=subprocess.DEVNULL,
+                                                         stderr=subprocess.DEVNULL)
+    except FileNotFoundError:
+        return False  # there is no setpriv, of util-linux
+
+
+@pytest.fixture
+def run_as_nobody():
+    """Run pidlock as another user: run_as_nobody(*arguments) -> Outcome."""
+    if not may_be_nobody():
+        pytest.skip("needs root, setpriv, and a Python and pidlock.py that another user can reach")
+
+    def run_pidlock(*arguments):
+        done = subprocess.run([*AS_NOBODY, *PIDLOCK, *arguments], cwd="/", timeout=60, universal_newlines=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run_pidlock
+
+
+@pytest.fixture
+def public_directory():
+    """A directory of ours that everybody can reach; tmp_path's parents are closed."""
+    with tempfile.TemporaryDirectory(prefix="pidlock-test-") as directory:
+        os.chmod(directory, 0o755)
+        yield pathlib.Path(directory)
 
 
 class Holder:

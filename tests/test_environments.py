@@ -10,12 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 import pytest
-from conftest import CHILDREN, PIDLOCK, PYTHON, ROOT
+from conftest import AS_NOBODY, CHILDREN, PIDLOCK, PYTHON, ROOT, may_be_nobody
 
 import pidlock
 
@@ -356,17 +355,6 @@ def test_a_holder_is_one_whatever_boot_the_reader_believes_in(holder, pidfile, t
     assert call(*OTHER_BOOT, tmp_path / "boot", *PIDLOCK, "-p", pidfile, "--check") == (1, "", "")
 
 
-AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-
-
-def may_be_nobody():
-    try:
-        return subprocess.call([*AS_NOBODY, *PIDLOCK, "--version"], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL) == 0
-    except FileNotFoundError:
-        return False
-
-
 needs_nobody = pytest.mark.skipif(not may_be_nobody(), reason="another user cannot run this Python or pidlock.py")
 STATES = """
 import os, sys
@@ -389,11 +377,10 @@ PROCS = {  # what is mounted on /proc, who asks, and what is not seen then, and 
 
 
 @pytest.fixture
-def public():
-    """A directory of root's that everybody can reach, and may write into; tmp_path's parents are closed."""
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o1777)
-        yield pathlib.Path(directory)
+def public(public_directory):
+    """A directory of root's that everybody may write into."""
+    public_directory.chmod(0o1777)
+    return public_directory
 
 
 @pytest.fixture

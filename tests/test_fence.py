@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-import test_paths
 from children.extras_variants import write_variant
 from children.trace_calls import Traced, index_of_start
 from conftest import CHILDREN, PIDLOCK
@@ -23,7 +22,6 @@ from pidlock import PidLock, PidLockError
 blackbox = pytest.mark.blackbox
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace shows and kills pidlock's calls")
 
-run_as_nobody, public_directory = test_paths.run_as_nobody, test_paths.public_directory
 
 SHOW = ("--", "sh", "-c", "echo $PIDLOCK_TOKEN")
 

@@ -545,27 +545,20 @@ def test_what_is_no_pidfile_is_an_error_and_stays(look, pidfile):
     assert (raised.value.path, type(raised.value), picture(pidfile)) == (str(pidfile), PidLockError, before)
 
 
-@pytest.fixture
-def public_pidfile():
-    """A pidfile where every user may look; pytest's own directories are closed to others."""
-    with tempfile.TemporaryDirectory(prefix="pidlock-test-") as directory:
-        os.chmod(directory, 0o755)
-        yield pathlib.Path(directory, "test.pid")
-
-
 @needs_root
 @needs_proc
 @pytest.mark.parametrize("body", [b"%d\n\n\n", b"%d\n", b"garbage", None], ids=["marked", "PID", "garbage", "lock"])
-def test_another_user_is_told_the_same_as_root(body, public_pidfile):
+def test_another_user_is_told_the_same_as_root(body, public_directory):
     """Catches a probe that needs to signal the holder, or to open its file for writing."""
-    lock = PidLock(public_pidfile)
+    path = public_directory / "test.pid"
+    lock = PidLock(path)
     if body is None:
         lock.acquire()
     else:
-        write(public_pidfile, body.replace(b"%d", b"%d" % os.getppid()))
-    expression = "pidlock.inspect(%r)[:3]" % str(public_pidfile)
+        write(path, body.replace(b"%d", b"%d" % os.getppid()))
+    expression = "pidlock.inspect(%r)[:3]" % str(path)
     as_nobody = subprocess.check_output([sys.executable, CHILDREN / "as_nobody.py", expression], timeout=60)
-    assert as_nobody.decode() == "%r\n" % (pidlock.inspect(public_pidfile)[:3],)
+    assert as_nobody.decode() == "%r\n" % (pidlock.inspect(path)[:3],)
     assert lock.release() is True
 
 

@@ -18,7 +18,6 @@ blackbox = pytest.mark.blackbox
 
 IS_ROOT = os.geteuid() == 0
 CAN_MOUNT = bool(IS_ROOT and shutil.which("unshare") and not subprocess.run(["unshare", "-m", "true"]).returncode)
-AS_NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
 
 DATA = "a line of somebody's data\n" * 5
 SCRIPT = "#!/bin/sh\nexit 0\n"
@@ -146,32 +145,6 @@ def test_an_empty_name_is_wrong_usage(run, tmp_path):
 
 
 # ---- Other users, other filesystems ----
-
-
-@pytest.fixture
-def run_as_nobody():
-    """Run pidlock as another user: run_as_nobody(*arguments) -> (status, stdout, stderr)."""
-    if not IS_ROOT or not shutil.which("setpriv"):
-        pytest.skip("needs root and setpriv to become another user")
-    if subprocess.run([*AS_NOBODY, *PIDLOCK, "--version"], stdout=subprocess.DEVNULL).returncode:
-        pytest.skip("another user cannot reach this Python or pidlock.py")
-
-    def run(*arguments):
-        done = subprocess.run(
-            [*AS_NOBODY, *PIDLOCK, *arguments], cwd="/", timeout=30, universal_newlines=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    return run
-
-
-@pytest.fixture
-def public_directory():
-    """A directory of root's that everybody can reach; tmp_path's parents are closed."""
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o755)
-        yield pathlib.Path(directory)
 
 
 @blackbox

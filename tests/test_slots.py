@@ -11,7 +11,6 @@ import threading
 import time
 
 import pytest
-import test_paths
 from children.extras_variants import load, write_variant
 from conftest import CHILDREN, PIDLOCK, ROOT
 from test_paths import snapshot
@@ -23,7 +22,6 @@ blackbox = pytest.mark.blackbox
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="looks into Linux's /proc")
 needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd_open(2) here")
 
-run_as_nobody, public_directory = test_paths.run_as_nobody, test_paths.public_directory
 
 
 def of(limit, path):

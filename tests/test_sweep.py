@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-import test_paths
 from children.extras_variants import load, write_variant
 from conftest import CHILDREN, ROOT
 from test_paths import IS_ROOT, make_socket, make_sparse, snapshot
@@ -20,7 +19,6 @@ from pidlock import PidLockError
 blackbox = pytest.mark.blackbox
 needs_hooks = pytest.mark.skipif(sys.version_info < (3, 8), reason="contenders stop at audit events (Python 3.8)")
 
-run_as_nobody, public_directory = test_paths.run_as_nobody, test_paths.public_directory
 
 PRIVATE = ".pidlock-0123456789abcdef"
 OLD = time.time() - 60
