@@ -115,7 +115,6 @@ PATIENCE = 2.0  # seconds to wait for the flock of a file or directory that is o
 COUNTER_PATIENCE = 60.0  # seconds; a queue of contenders that each wait for a disk
 GUARD_PATIENCE = 1.0  # seconds; the same for the directory's, which others may flock for longer
 SLOTS_MAX = 10000  # of one semaphore
-UNLISTED_SLOTS = 100  # to probe in a directory that may not be listed
 UNGUARDED_TRIES = 5  # to take a slot without the directory's flock
 PRIVATE_PREFIX = ".pidlock-"  # and 16 hex digits; short, for FILE's own name may be NAME_MAX long
 COMM = "pidlock"  # the holder's /proc/PID/comm, which ps and pgrep show, however it was started
@@ -1557,7 +1556,8 @@ def _slot_path(path, slot):
 def _slot_of(path):
     """Return the slot that a path's name tells: k for FILE.k, else 1."""
     digits = path.rpartition(".")[2]
-    return 1 if digits.startswith("0") else max(1, _small_number(digits))
+    slot = _small_number(digits)
+    return slot if 1 < slot <= SLOTS_MAX and not digits.startswith("0") else 1
 
 
 def _has_room(limit, living):
@@ -1567,16 +1567,13 @@ def _has_room(limit, living):
 
 def _living_slots(path, policy):
     """Return the Findings of all of a semaphore's files that are held, whatever limit they were taken under."""
-    directory, base = os.path.split(path)
     try:
-        names = set(os.listdir(directory))
+        slots = {1}.union(map(_slot_of, os.listdir(os.path.dirname(path))))  # a name may be listed in other case
     except FileNotFoundError:
         return []
     except PermissionError:  # a directory to write into, but not to list
-        names = {name for name in (_slot_path(base, slot) for slot in range(1, UNLISTED_SLOTS + 1))
-                 if os.path.lexists(os.path.join(directory, name))}
-    slots = sorted(slot for slot in {1}.union(map(_slot_of, names)) if _slot_path(base, slot) in names)
-    findings = (_examine(_slot_path(path, slot), fcntl.LOCK_SH, policy) for slot in slots)
+        slots = {slot for slot in range(1, SLOTS_MAX + 1) if os.path.lexists(_slot_path(path, slot))}
+    findings = (_examine(_slot_path(path, slot), fcntl.LOCK_SH, policy) for slot in sorted(slots))
     return [found for found in findings if found.state in (HELD, INCONCLUSIVE)]
 
 

@@ -779,14 +779,15 @@ def test_without_the_directorys_flock_a_slot_given_back_is_tried_for_again(pidfi
 def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(rivals, message, pidfile, monkeypatch,
                                                                               leaves_no_descriptor):
     """A run without a limit takes the first slot without the directory's flock. Red without a count after the take."""
-    def listdir(path):
-        names = real["listdir"](path)
-        if path == str(pidfile.parent):
-            for name in rivals:
-                pidfile.with_name(name).write_bytes(b"%d\n" % os.getppid())
-        return names
+    def open_file(path, *rest):
+        try:
+            return real["open"](path, *rest)
+        finally:
+            if path == str(pidfile):  # which the count has just found missing
+                for name in rivals:
+                    pidfile.with_name(name).write_bytes(b"%d\n" % os.getppid())
 
-    monkeypatch.setattr(os, "listdir", listdir)
+    monkeypatch.setattr(os, "open", open_file)
     with pytest.raises(LockHeld, match=message):
         PidLock(pidfile, max_concurrent=2).acquire()
     assert sorted(real["listdir"](str(pidfile.parent))) == rivals

@@ -35,8 +35,8 @@ STEPS = {
              " unlock directory, " + TAKE_ANEW,
     "break a stale one": "open file, flock file, open directory, flock directory, check file, unlink file,"
                          " unlock directory, unlock file, " + TAKE_ANEW,
-    "slots": "open directory, flock directory, list directory, open file, " + TAKE + ", list directory 2, open file 2,"
-             " flock file, unlock file, unlock directory",
+    "slots": "open directory, flock directory, list directory, open file, open file 2, " + TAKE + ", list directory 2,"
+             " open file 3, flock file, unlock file, unlock directory",
     "slots beside one": "open directory, flock directory, list directory, open file, flock file, unlock file,"
                         " open file 2, flock file 2, unlock file 2, open file.2, open private, flock private,"
                         " write private, link file.2, check file.2, unlink private, list directory 2, open file 3,"
@@ -478,7 +478,7 @@ BROKEN = {
         ("sweep", "before unlink file", "acquire", "swept private file; acquired, lost; nothing"),
     ],
     "judging before the flock": [  # the stranger's file, which came after the judging, is evicted
-        ("slots", "before open file", "break", "slot 1; error: not broken; first's"),
+        ("slots", "before open file 2", "break", "slot 1; error: not broken; first's"),
     ],
     "rename instead of link": [
         ("acquire", "before link file", "acquire", "acquired; acquired, lost; first's"),

@@ -1,4 +1,5 @@
 """A semaphore of N slots: --max-concurrent, PIDLOCK_SLOT, lock.slot; and callers of different limits on one path."""
+import errno
 import fcntl
 import json
 import os
@@ -45,6 +46,10 @@ def outcome_of(lock):
         return lock.acquire().slot
     except LockHeld:
         return None
+
+
+def unlistable(path):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 @pytest.fixture
@@ -292,6 +297,29 @@ def test_slots_are_taken_in_a_directory_that_one_may_not_list(run_as_nobody, hol
         outcomes.append(run_as_nobody(*asked))
         holder(*of(limit, path))
     assert outcomes == [(0, "1\n", ""), (0, "2\n", ""), (0, "3\n", "")] and run_as_nobody(*asked) == (75, "", "")
+
+
+@pytest.mark.parametrize("slot", [101, pidlock.SLOTS_MAX])
+def test_a_high_slot_counts_in_a_directory_that_one_may_not_list(pidfile, monkeypatch, slot):
+    """Red where only the names of low slots are tried."""
+    with PidLock(slot_file(pidfile, slot)):  # of limit 1
+        monkeypatch.setattr(os, "listdir", unlistable)
+        assert outcome_of(PidLock(pidfile, max_concurrent=2)) is None
+
+
+def test_a_slot_counts_whose_name_the_directory_lists_in_another_case(pidfile, monkeypatch):
+    """As vfat with shortname=lower does. Red where the list has to have the very name."""
+    with PidLock(pidfile):
+        usual = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: [name.upper() for name in usual(path)])
+        assert outcome_of(PidLock(pidfile, max_concurrent=2)) is None
+
+
+def test_a_number_that_no_slot_has_is_no_slot(pidfile):
+    """Red where a directory of this name makes each run of the semaphore an error."""
+    pidfile.with_name("%s.20261130" % pidfile.name).mkdir()
+    with PidLock(pidfile, max_concurrent=2) as lock:
+        assert lock.slot == 1
 
 
 def test_two_that_cannot_take_turns_do_not_give_back_for_ever(pidfile, directory_flocked, monkeypatch):
