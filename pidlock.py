@@ -94,6 +94,7 @@ TIME_ONLY = "time-only"
 STRATEGIES = (PID_FIRST, PID_ONLY, TIME_ONLY)
 
 MARK = b"\n\n"
+COUNTER = b"%020d\n"  # what a fencing counter holds
 PID_MAX = 2 ** 31 - 1  # no pid_t is wider (sys/types.h on every system that Python runs on)
 BODY_MAX = 65536  # bytes; no pidfile is longer, and a huge file given by mistake is not read whole
 DAMAGED_MAX = 64  # bytes; what a damaged pidfile may hold
@@ -177,12 +178,12 @@ Record.__new__.__defaults__ = ({}, {})
 
 # All that the judge decides by. record: Record or None. size: bytes. age: seconds since the mtime, lasted: since the
 # recorded time or else the mtime; negative when that is in the future. flock: False where the filesystem has none.
-# refused: somebody else has the flock, which only time-only goes on from.
+# refused: somebody else has the flock, which only time-only goes on from. counter: it is a fencing token's.
 # filesystem: "local", "network" or "other". process: "none", "ours", "zombie", "thread" or "alive". host, boot, pidns,
 # timens, start: whether what is recorded agrees with what we see; None where one of the two is not known.
 Facts = namedtuple("Facts", "record size links executable nuls age flock filesystem process"
-                   " lasted host boot pidns timens start refused")
-Facts.__new__.__defaults__ = (0, None, None, None, None, None, False)
+                   " lasted host boot pidns timens start refused counter")
+Facts.__new__.__defaults__ = (0, None, None, None, None, None, False, False)
 
 # One look at a path. pid: int, 0 where none is recorded. body: bytes and status: os.stat_result, as judged.
 # refused: somebody else has the flock. descriptor: an int that has it, only of a stale file looked at with LOCK_EX.
@@ -221,7 +222,8 @@ class PidLock:
         self._on_event = on_event
         self._span = span
         self._command = sys.argv  # the command line has another to record
-        self._sleep = _sleep_until_change  # the command line has another, which looks at signals too
+        self._sleep = _sleep_until_change  # the command line has others, which look at signals too
+        self._pause = None
         self._check_arguments()
         self._reset()
 
@@ -285,7 +287,8 @@ class PidLock:
                 raise _refuse(self.path, held)
             self._acquired_at = time.monotonic()
             if self._fence:
-                self.token = _next_token(self._counter_path(), self._mode)
+                counter = self.path + ".fence" if self._fence is True else _checked_path(self._fence)
+                self.token = _next_token(counter, self._mode, self._pause)
             self._emit("acquired", None, self.pid, self._acquired_at - started)
         except LockHeld as refusal:
             self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
@@ -300,9 +303,6 @@ class PidLock:
                 self._drop()
         finally:
             self._end_watch()
-
-    def _counter_path(self):
-        return self.path + ".fence" if self._fence is True else _absolute(_checked_path(self._fence))
 
     def _look(self):
         """Try once to take the lock or a slot of it: return [] with it taken, else the Findings that say held."""
@@ -624,7 +624,8 @@ def _names_are_inodes(descriptor):
     """
     if getattr(os.statvfs(descriptor), "f_fsid", 0):  # FUSE has none, most others do; Python 3.7
         return False
-    return (_filesystem_type(descriptor) or "").startswith("fuse")
+    kind = _filesystem_type(descriptor)
+    return not kind or kind.startswith("fuse")  # where a chroot or a missing /proc hides it, to be on the safe side
 
 
 def _link(private, path):
@@ -715,14 +716,14 @@ def _flock(descriptor, operation):
         raise
 
 
-def _flock_patiently(descriptor, patience):
+def _flock_patiently(descriptor, patience, pause=None):
     """flock exclusively what others hold for an instant only; return as _flock does, False after so many seconds."""
     deadline = time.monotonic() + patience
     while True:
         granted = _flock(descriptor, fcntl.LOCK_EX)
         if granted is not False or time.monotonic() > deadline:
             return granted
-        time.sleep(LOOK_PAUSE)
+        (pause or time.sleep)(LOOK_PAUSE)
 
 
 def _flock_directory(path, patience):
@@ -731,13 +732,15 @@ def _flock_directory(path, patience):
         descriptor = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None  # not there yet, or not readable
+    granted = False
     try:
-        if _flock_patiently(descriptor, patience):
-            return descriptor
+        granted = _flock_patiently(descriptor, patience)
     except OSError:
         pass
-    _close(descriptor)
-    return None
+    finally:
+        if not granted:
+            _close(descriptor)
+    return descriptor if granted else None
 
 
 def _give_back(descriptor):
@@ -828,6 +831,8 @@ def judge(facts, stale_after=None, strategy=PID_FIRST):
       7. Its PID has not the start time that it records: stale.
       8. Its PID exists: held.
     """
+    if facts.counter:
+        return FOREIGN, "is a fencing counter, not a pidfile"
     old = stale_after is not None and facts.lasted > stale_after
     if facts.record is None:  # rule 2
         damaged = facts.size <= DAMAGED_MAX or (facts.nuls and facts.size <= NULS_MAX)
@@ -893,6 +898,7 @@ def _gather_facts(descriptor, status, body, record, granted):
         age=time.time() - status.st_mtime,
         flock=granted is not None,
         refused=granted is False,
+        counter=_is_counter(body),
         filesystem=_filesystem_class(filesystem),
         process=_process_state(record.pid) if record else "none",
         lasted=time.time() - _since(record, status),
@@ -1577,13 +1583,14 @@ def _living_slots(path, policy):
     return [found for found in findings if found.state in (HELD, INCONCLUSIVE)]
 
 
-def _next_token(path, mode=0o644):
+def _next_token(path, mode=0o644, pause=None):
     """Bump the counter at path, on disk before it is returned; a missing one starts at the clock's microseconds.
 
     The counter is 20 digits and a newline, always the same width, and written in one pwrite: a truncate or a rename
     would lose or repeat tokens in a crash. Raises PidLockError rather than start again.
     """
     try:
+        path = _absolute(path)
         while True:
             descriptor = _open_counter(path, mode)
             if descriptor is None:
@@ -1592,16 +1599,15 @@ def _next_token(path, mode=0o644):
                 kind = _kind_of(os.fstat(descriptor))
                 if kind:
                     raise PidLockError(path, "is %s, not a fencing counter" % kind, "name another file")
-                granted = _flock_patiently(descriptor, COUNTER_PATIENCE)
+                _read_counter(path, descriptor)  # who has named a lock by mistake waits for nobody's flock
+                granted = _flock_patiently(descriptor, COUNTER_PATIENCE, pause)
                 if not granted:
                     problem = "somebody keeps the counter's flock" if granted is False else "no flock is to be had here"
                     raise PidLockError(path, problem, "name a counter elsewhere (--fence=FILE)")
-                body = os.pread(descriptor, 64, 0)
-                if len(body) != 21 or not body[:20].isdigit() or body[20:] != b"\n" or body[:20] == b"9" * 20:
-                    raise PidLockError(path, "is no fencing counter", "name another file; if it is damaged, remove it")
+                last = _read_counter(path, descriptor)
                 # 0: a new one. Its clock is read only here, for its creator may have been stopped for long.
-                token = int(body) + 1 if int(body) else int(time.time() * 1000000)
-                if os.pwrite(descriptor, b"%020d\n" % token, 0) != 21:
+                token = last + 1 if last else int(time.time() * 1000000)
+                if os.pwrite(descriptor, COUNTER % token, 0) != len(COUNTER % token):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
                 if _is_same_file(path, descriptor):
@@ -1610,6 +1616,17 @@ def _next_token(path, mode=0o644):
                 _give_back(descriptor)
     except OSError as error:
         raise _explain(error, path, "bump the counter") from error
+
+
+def _read_counter(path, descriptor):
+    body = os.pread(descriptor, BODY_MAX, 0)
+    if not _is_counter(body) or body == COUNTER % (10 ** 20 - 1):
+        raise PidLockError(path, "is no fencing counter", "name another file; if it is damaged, remove it")
+    return int(body)
+
+
+def _is_counter(body):
+    return len(body) == len(COUNTER % 0) and body[:-1].isdigit() and body.endswith(b"\n")
 
 
 def _open_counter(path, mode):
@@ -1624,7 +1641,7 @@ def _open_counter(path, mode):
     private, descriptor = _open_private(path)
     try:
         _flock(descriptor, fcntl.LOCK_EX)
-        _fill_file(descriptor, b"%020d\n" % 0, mode)
+        _fill_file(descriptor, COUNTER % 0, mode)
         os.fsync(descriptor)
         if not _link(private, path):
             raise PidLockError(path, "this filesystem has no hard links", "name a counter elsewhere (--fence=FILE)")
@@ -2362,6 +2379,7 @@ def _run(options, signals, mask):
     lock._command = options.command
     interrupts = signals - mask - {signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP}  # those that would end a process
     lock._sleep = _make_sleep(lock.path, interrupts, options.quiet)
+    lock._pause = lambda seconds: _pause(seconds, interrupts)
     start = _make_start(options.command, mask, options.close, options.group)
     _set_comm()
     try:
@@ -2410,6 +2428,11 @@ def _make_sleep(path, interrupts, quiet):
                 _write(sys.stderr, erase)
 
     return sleep
+
+
+def _pause(seconds, interrupts):
+    _raise_pending(interrupts)
+    time.sleep(seconds)
 
 
 def _raise_pending(interrupts):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ from pidlock import PidLock, PidLockError
 
 blackbox = pytest.mark.blackbox
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace shows and kills pidlock's calls")
-
 
 SHOW = ("--", "sh", "-c", "echo $PIDLOCK_TOKEN")
 
@@ -227,9 +227,9 @@ def test_a_bump_is_one_write_of_the_same_width_and_on_disk_before_the_token_is_o
     assert traced.run("-p", pidfile, "--fence", *SHOW) == (0, "42\n", "")
     calls = traced.calls(counter.name)
     names = [call.name for call in calls]
-    assert names[:6] == "openat flock pread64 pwrite64 fsync flock".split() and "LOCK_UN" in calls[5].arguments
-    assert not {"pwrite64", "ftruncate", "rename"} & {*names[6:index_of_start(calls)]}
-    assert '"%020d\\n", 21, 0)' % 42 in calls[3].arguments
+    assert names[:7] == "openat pread64 flock pread64 pwrite64 fsync flock".split() and "LOCK_UN" in calls[6].arguments
+    assert not {"pwrite64", "ftruncate", "rename"} & {*names[7:index_of_start(calls)]}
+    assert '"%020d\\n", 21, 0)' % 42 in calls[4].arguments
 
 
 @blackbox
@@ -239,9 +239,8 @@ def test_a_new_counter_appears_complete_and_with_its_name_on_disk(traced, pidfil
     assert traced.run("-p", pidfile, "--fence", "--", "true") == (0, "", "")
     calls = [call for call in traced.calls(counter.name) if "/proc/" not in call[2]]
     names = " ".join(name for name, _, _ in calls).replace("linkat", "link")
-    assert names.startswith(
-        "openat openat flock write fsync link unlink flock openat fsync openat flock pread64 pwrite64 fsync flock"
-    )
+    assert names.startswith("openat openat flock write fsync link unlink flock openat fsync"
+                            " openat pread64 flock pread64 pwrite64 fsync flock")
     assert ".pidlock-" in calls[1][2] and "O_DIRECTORY" in calls[8][2]
     created = [arguments for _, _, arguments in calls if "O_CREAT" in arguments]
     assert len(created) == 1
@@ -369,6 +368,52 @@ def test_a_counter_whose_flock_a_stranger_keeps_is_an_error_and_not_bumped(pidfi
         with pytest.raises(PidLockError, match="flock"):
             PidLock(pidfile, fence=True).acquire()
     assert (number_in(counter), pidfile.exists()) == (7, False)
+
+
+@blackbox
+def test_a_lock_named_as_its_own_counter_is_refused_at_once(run, pidfile):
+    """Red where its flock, which is ours, is waited for first."""
+    line = "pidlock: %s: is no fencing counter; name another file; if it is damaged, remove it\n" % pidfile
+    outcome = run("-p", pidfile, "--fence=%s" % pidfile, "--", "echo", "ran", timeout=30)
+    assert (outcome, pidfile.exists()) == ((125, "", line), False)
+
+
+@blackbox
+@pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_wait_for_the_counter(pidfile, counter, signum, status):
+    """Red where it comes through only after COUNTER_PATIENCE."""
+    counter.write_text("%020d\n" % 7)
+    with open(counter) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = subprocess.Popen([*PIDLOCK, "-p", pidfile, "--fence", "--", "echo", "ran"], stdout=subprocess.PIPE)
+        deadline = time.monotonic() + 30
+        while not pidfile.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signum)
+        assert (process.communicate(timeout=30)[0], process.returncode) == (b"", status)
+    assert (number_in(counter), pidfile.exists()) == (7, False)
+
+
+@blackbox
+def test_a_counter_is_never_taken_for_a_stale_pidfile(run, pidfile, counter):
+    """Red where 20 digits are a damaged PID: the token would go down, for this counter is ahead of the clock."""
+    counter.write_text("%020d\n" % 99991234567890123457)
+    os.utime(counter, (0, 0))
+    status, stdout, stderr = run("-p", counter, "--", "echo", "ran")
+    assert (status, stdout, stderr.partition(";")[0]) == (
+        125, "", "pidlock: %s: is a fencing counter, not a pidfile" % counter)
+    assert run("-p", pidfile, "--fence", "--", "sh", "-c", "echo $PIDLOCK_TOKEN").stdout == "99991234567890123458\n"
+
+
+def test_a_relative_counter_in_a_removed_working_directory_is_an_error_of_the_lock(pidfile, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(PidLockError, match="bump the counter"):
+        PidLock(pidfile, fence="counter").acquire()
+    assert not pidfile.exists()
 
 
 def test_a_failed_bump_gives_the_lock_and_its_descriptors_back(pidfile, counter):

@@ -13,8 +13,8 @@ COUNT_AFTER = "if found.path != self._slot_path]\n                if %s:" % ROOM
 COUNT_BEFORE = "if not %s:\n                    return living" % ROOM
 LIMITS = "min([limit] + [_limit_of(found.record) for found in living])"
 SWEEP_JUDGES = "    found = _examine(path, operation, (None, PID_FIRST))\n    if found.state == STALE and"
-COUNTER_FLOCK = "granted = _flock_patiently(descriptor, COUNTER_PATIENCE)"
-COUNTER_WRITE = "                if os.pwrite(descriptor, b\"%020d\\n\" % token, 0) != 21:\n"
+COUNTER_FLOCK = "granted = _flock_patiently(descriptor, COUNTER_PATIENCE, pause)"
+COUNTER_WRITE = "                if os.pwrite(descriptor, COUNTER % token, 0) != len(COUNTER % token):\n"
 REPLACE_COUNTER = """                with open(path + ".new%d" % os.getpid(), "w") as file:
                     file.write("%020d\\n" % token)
                 os.rename(file.name, path)
@@ -30,9 +30,9 @@ VARIANTS.update({
     "ignoring theirs": [(LIMITS, "limit")],
     "no flock of the counter": [
         (COUNTER_FLOCK, "granted = True\n"),
-        ("body = os.pread(descriptor, 64, 0)", "body = os.pread(descriptor, 64, 0); time.sleep(0.001)"),
+        ("last = _read_counter(path, descriptor)", "last = _read_counter(path, descriptor); time.sleep(0.001)"),
     ],
-    "a stopped creator's clock": [("b\"%020d\\n\" % 0", "b\"%020d\\n\" % int(time.time() * 1000000)")],
+    "a stopped creator's clock": [("descriptor, COUNTER % 0", "descriptor, COUNTER % int(time.time() * 1000000)")],
     "a counter that is replaced": [(COUNTER_WRITE, REPLACE_COUNTER)],
     "sweep without flock": [(SWEEP_JUDGES, "    os.unlink(path)\n    return True\n" + SWEEP_JUDGES)],
     "sweep of flocked private files": [("if granted is False or young:", "if young:")],
