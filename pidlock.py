@@ -92,6 +92,7 @@ PID_FIRST = "pid-first"
 PID_ONLY = "pid-only"
 TIME_ONLY = "time-only"
 STRATEGIES = (PID_FIRST, PID_ONLY, TIME_ONLY)
+LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)  # what runs once the call has returned
 
 MARK = b"\n\n"
 COUNTER = b"%020d\n"  # what a fencing counter holds
@@ -253,18 +254,29 @@ class PidLock:
         """Take the lock and return self.
 
         Raises LockHeld when it is still held after `wait` seconds, PidLockError when it cannot be had at all,
-        RuntimeError when this object holds it already.
+        RuntimeError when this object holds it already or is acquiring it in another thread.
         """
-        if self._descriptor is not None and self.pid == os.getpid():
-            raise RuntimeError("%s: this PidLock holds it already" % self.path)
-        if self._descriptor is not None:
-            if _refers_to(self._descriptor, self._file):
-                _close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
-            self._end_watch()
-        self._reset()
-        if self._span is None:
-            self._acquire()
-            return self
+        turn = object()
+        try:
+            if self.__dict__.setdefault("_turn", turn) is not turn:  # in one step, and a PidLock can still be pickled
+                raise RuntimeError("%s: another thread is acquiring it by this PidLock; have one each" % self.path)
+            if self._descriptor is not None and self.pid == os.getpid():
+                raise RuntimeError("%s: this PidLock holds it already" % self.path)
+            if self._descriptor is not None:
+                if _refers_to(self._descriptor, self._file):
+                    _close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
+                self._end_watch()
+            self._reset()
+            if self._span is None:
+                self._acquire()
+            else:
+                self._acquire_in_span()
+        finally:
+            if self.__dict__.get("_turn") is turn:
+                self.__dict__.pop("_turn")
+        return self
+
+    def _acquire_in_span(self):
         try:
             with self._span("pidlock.acquire"):
                 self._acquire()
@@ -275,7 +287,6 @@ class PidLock:
         except BaseException:
             self._give_up()
             raise
-        return self
 
     def _acquire(self):
         started = time.monotonic()
@@ -327,11 +338,11 @@ class PidLock:
                 if _break(found, guarded) if self._policy[1] == TIME_ONLY else _evict(found):
                     evicted.append(found)
             elif found.state == FREE:
-                descriptor = _create(path, self._make_record(slot), self._mode)  # steps 4 and 5
-                if descriptor is not None:
-                    self.pid, self._slot_path, self.slot = os.getpid(), path, slot
-                    self._descriptor, self._file = descriptor, None  # from here on a failure gives it back
-                    self._file = os.fstat(descriptor)
+                self._slot_path = path
+                self._descriptor = _create(path, self._make_record(slot), self._mode)  # steps 4 and 5
+                if self._descriptor is not None:  # and from here on a failure or Ctrl-C gives it back
+                    self.pid, self.slot = os.getpid(), slot
+                    self._file = os.fstat(self._descriptor)
                     return []
             else:
                 return [found]
@@ -436,8 +447,8 @@ class PidLock:
     def _drop(self):
         """Give the file back without a word; return None, or why it was lost."""
         path, descriptor = self._slot_path, self._descriptor
-        self._descriptor = None
         if not _refers_to(descriptor, self._file):
+            self._descriptor = None
             return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
         # marked file without its flock is stale to everybody, and we might unlink the next holder's.
@@ -446,6 +457,7 @@ class PidLock:
         except OSError as error:
             raise _explain(error, path, "remove it") from error
         finally:
+            self._descriptor = None  # no sooner, so that a Ctrl-C before leaves something to release
             _give_back(descriptor)
 
     def _end_watch(self):
@@ -469,17 +481,23 @@ class PidLock:
         """Decorate: each call of the function takes a lock of its own, in any thread."""
         import functools
 
+        problem = "%s: its body runs after the call has returned; take the lock inside it" % function
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if flags & 0x2A0:  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR (the inspect module's table)
-            raise TypeError("%s: its body runs after the call has returned; take the lock inside it" % function)
+            raise TypeError(problem)
 
         @functools.wraps(function)
         def locked(*args, **kwargs):
             lock = PidLock.__new__(PidLock)
             lock.__dict__.update(self.__dict__)
+            lock.__dict__.pop("_turn", None)  # another thread's, in the original
             lock._reset()
             with lock:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if isinstance(result, LATER):
+                    getattr(result, "close", lambda: None)()  # for no warning that nobody awaits it
+                    raise TypeError(problem)
+                return result
 
         return locked
 

@@ -2,6 +2,7 @@
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import pathlib
 import re
@@ -311,7 +312,87 @@ def test_a_function_whose_body_runs_after_the_call_is_refused(function, pidfile)
     assert str(raised.value) == "%s: its body runs after the call has returned; take the lock inside it" % function
 
 
+class Awaited:
+    async def __call__(self):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("function", [
+    functools.partial(coroutine), Awaited(), lambda: coroutine(), lambda: generator(), lambda: asynchronous_generator(),
+], ids=["partial", "callable", "wrapper", "generator's", "asynchronous generator's"])
+@pytest.mark.filterwarnings("error")
+def test_a_call_that_returns_before_its_body_has_run_is_refused(function, pidfile):
+    """Red where only what the function is itself is looked at."""
+    with pytest.raises(TypeError, match="its body runs after the call has returned"):
+        PidLock(pidfile)(function)()
+    assert not pidfile.exists()
+
+
+# ---- Interrupts ----
+
+CALLS = ["fchmod", "fstat", "link", "lstat", "statvfs", "unlink", "write", "flock"]
+
+
+def interrupt(monkeypatch, name, ordinal):
+    """Let a Ctrl-C come during the so manyth call from now on; the call itself is done as ever."""
+    def call(*arguments, **options):
+        calls.append(name)
+        done = usual(*arguments, **options)
+        if len(calls) == ordinal:
+            raise KeyboardInterrupt
+        return done
+
+    module, calls = fcntl if name == "flock" else os, []
+    usual = getattr(module, name)
+    monkeypatch.setattr(module, name, call)
+    return calls
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_ctrl_c_in_acquire_or_release_leaves_no_lock_that_nobody_holds(pidfile, name):
+    """Red where release forgets what it has not given back yet, and where acquire has not stored what it has."""
+    ordinal = 0
+    while True:
+        ordinal += 1
+        lock = PidLock(pidfile)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            calls = interrupt(monkeypatch, name, ordinal)
+            with contextlib.suppress(KeyboardInterrupt):
+                lock.acquire()
+                lock.release()
+        assert lock.release() in (True, False)
+        PidLock(pidfile).acquire().release()
+        assert os.listdir(str(pidfile.parent)) == []
+        if len(calls) < ordinal:
+            break
+    assert ordinal > 1
+
+
 # ---- Threads and forks ----
+
+
+def test_one_object_is_acquired_by_one_thread_at_a_time(pidfile):
+    """Red where the second thread goes on with what the first one has got so far."""
+    lock = PidLock(pidfile, wait=60)
+    entered, go = threading.Event(), threading.Event()
+    usual_sleep = lock._sleep
+
+    def sleep(*arguments):
+        entered.set()
+        go.wait(60)
+        return usual_sleep(*arguments)
+
+    lock._sleep = sleep
+    with PidLock(pidfile):
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        assert entered.wait(60)
+        with pytest.raises(RuntimeError, match="another thread"):
+            lock.acquire()
+        go.set()
+    thread.join(60)
+    assert (pidlock.inspect(pidfile).state, lock.release(), pidfile.exists()) == ("held", True, False)
+    lock.acquire().release()
 
 
 def test_threads_of_one_process_exclude_each_other(pidfile):
