@@ -1264,14 +1264,15 @@ def _find_holder(found):
     """Return the Holder for a Finding that says held or inconclusive."""
     pid, lasted, either = found.pid, _duration(_lasted(found)), "wait for it or stop it"
     if found.state == INCONCLUSIVE:
-        return _holder(found.reason, "if it is gone: rm %s" % found.path)
+        return _holder(found.reason, "if it is gone: %s" % _removal(found.path))
     if not found.refused and not pid:
         return _holder(found.reason, "try again in %g s" % WRITING)
     command = _command_pid(pid)
     name, stopped = _name_of(command), _is_stopped(pid) or _is_stopped(command)
     if not found.refused:
-        reason = "held by PID %s for %s, to judge by the PID alone" % (_named(pid, name), lasted)
-        return _holder(reason, "%s; if it is a stranger: rm %s" % (either, found.path), name, stopped)
+        by = "PID" if _exists(pid) else "age"  # as time-only does
+        reason = "held by PID %s for %s, to judge by the %s alone" % (_named(pid, name), lasted, by)
+        return _holder(reason, "%s; if it is a stranger: %s" % (either, _removal(found.path)), name, stopped)
     takers = dict(_flockers(found.status, [pid])) or dict(_flockers(found.status, _all_pids()))
     pids = tuple(sorted(takers))
     # Or we may look at its descriptors, and this file is not among them.
@@ -1295,6 +1296,12 @@ def _find_holder(found):
     recorded = "PID %d does not have it" % pid if pid else "its PID is not legible"
     reason = "held for %s, but %s; who does is not to be seen from here" % (lasted, recorded)
     return _holder(reason, "wait for it, or look as root, outside this PID namespace")
+
+
+def _removal(path):
+    import shlex
+
+    return "rm %s" % shlex.quote(path)
 
 
 def _holder(reason, advice, command=None, stopped=False, elsewhere=False, orphaned=False, pids=()):
@@ -1369,14 +1376,24 @@ def _all_pids():
 def _command_pid(pid):
     """Return the PID of what runs under the lock: the holder's child where the holder is a pidlock, else its own.
 
-    None where it is a pidlock whose child is not to be seen.
+    None where it is a pidlock whose child is not to be seen, or not to be told from other children of its process.
     """
     if _name_of(pid) != COMM:
         return pid
     try:
-        return int(_read("/proc/%d/task/%d/children" % (pid, pid)).split()[0])  # proc(5), CONFIG_PROC_CHILDREN
-    except (OSError, IndexError):
+        children = _read("/proc/%d/task/%d/children" % (pid, pid)).split()  # proc(5), CONFIG_PROC_CHILDREN
+    except OSError:
         return None
+    # A shell that executes pidlock leaves it its own children, and PID 1 gets everybody's orphans, younger ones.
+    started = [child for child in children if _sees_variable(child, "PIDLOCK_PID=%d" % pid)]
+    return int((started or children)[0]) if started or len(children) == 1 else None
+
+
+def _sees_variable(pid, variable):
+    try:
+        return variable in _read("/proc/%s/environ" % pid).split("\0")
+    except OSError:
+        return False  # another user's, or it has ended
 
 
 def _innermost_pid(pid):
@@ -2426,15 +2443,18 @@ def _make_sleep(path, interrupts, quiet):
     """Return the _sleep of a command's wait: these signals end it, and a terminal shows for whom it waits."""
     started = time.monotonic()
     told = set()  # type: set[tuple[int, bool]]
+    before = None
 
     def sleep(held, ended, watch, seconds):
+        nonlocal before
         _raise_pending(interrupts)
         holders = {(found.pid, _exists(found.pid)) for found in held}  # asked anew when one has ended
-        if not holders <= told and all(map(_waits_for_us, held)):
+        if holders != before and all(map(_waits_for_us, held)):  # asked anew also when another one has left
             reason = "held by PID %d, which waits for this very process" % held[0].pid
             raise LockHeld(path, held[0].pid, reason, "lock once, outside")
         erase = "" if quiet else _show_wait(path, held, started, again=holders <= told)
         told.update(holders)
+        before = holders
         signalfd = _open_signalfd(watch.libc, interrupts) if watch else None
         seconds = min(seconds, TICK_MAX if signalfd is None else TICK_SHOWN if erase else seconds)
         try:
@@ -2518,10 +2538,10 @@ def _width(text):
 
 
 def _waits_for_us(found):
-    """Tell whether our own ancestor holds it, or we ourselves do, by a descriptor inherited from a killed holder."""
+    """Tell whether our own ancestor holds it, or one of us does by a descriptor inherited from a killed holder."""
     if found.pid in _ancestors():  # and not merely of the same number, as PID 1 of another namespace is
         return any(_flockers(found.status, [found.pid])) or os.environ.get("PIDLOCK_PID") == str(found.pid)
-    return not _exists(found.pid) and any(_flockers(found.status, [os.getpid()]))
+    return not _exists(found.pid) and any(_flockers(found.status, [os.getpid(), *_ancestors()]))
 
 
 def _ancestors():

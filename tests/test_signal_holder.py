@@ -13,6 +13,8 @@ from conftest import CHILDREN, PIDLOCK
 
 import pidlock
 
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="needs Linux's /proc")
+
 blackbox = pytest.mark.blackbox
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fdinfo"), reason="the kernel tells by /proc")
 REPORT = [sys.executable, "-I", "-S", str(CHILDREN / "report_signals.py")]
@@ -208,6 +210,24 @@ def test_another_users_holder_is_refused(holder, run_as_nobody, public_directory
 
 
 # ---- KILL and STOP ----
+
+
+@blackbox
+@needs_proc
+def test_kill_reaches_the_command_and_not_an_older_child_of_pidlocks_process(run, pidfile):
+    """A shell that executes pidlock leaves it its own children. Red where the first child is taken for the command."""
+    script = 'sleep 600 >/dev/null & echo $!; exec "$@"'
+    with subprocess.Popen(["sh", "-c", script, "sh", *PIDLOCK, "-p", pidfile, "--", "sh", "-c", "echo $$; exec cat"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        bystander, command = int(process.stdout.readline()), int(process.stdout.readline())
+        try:
+            deadline = time.monotonic() + 30
+            while "(cat)" not in run("-p", pidfile, "--status").stdout:
+                assert time.monotonic() < deadline, "it is never told as cat"
+            assert run("-p", pidfile, "--signal", "KILL") == (0, "", "")
+            assert (process.wait(30), os.path.exists("/proc/%d" % command), pidfile.exists()) == (137, False, False)
+        finally:
+            os.kill(bystander, signal.SIGKILL)  # fails where it was not left alone
 
 
 @blackbox

@@ -288,6 +288,18 @@ def test_time_only_leaves_an_empty_file_to_who_has_its_flock(pidfile):
         PidLock(pidfile, stale_after=5, stale_strategy=TIME_ONLY).acquire().release()
 
 
+def test_time_only_says_that_it_judges_a_dead_holder_by_the_age(pidfile, dead_pid):
+    write(pidfile, "%d\n" % dead_pid, age=60)
+    with pytest.raises(LockHeld, match="held by PID %d for 1m, to judge by the age alone;" % dead_pid):
+        PidLock(pidfile, stale_after=HOUR, stale_strategy=TIME_ONLY).acquire()
+
+
+def test_what_to_type_is_quoted_for_the_shell(pidfile):
+    path = pidfile.with_name("a b.pid")
+    write(path, ELSEWHERE)
+    assert pidlock.inspect(path).advice == "if it is gone: rm '%s'" % path
+
+
 @blackbox
 def test_time_only_breaks_a_slot_of_a_semaphore_too(run, holder, pidfile):
     """Catches a breaker that waits for the directory's flock, which he has himself."""

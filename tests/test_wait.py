@@ -11,7 +11,7 @@ import time
 import types
 
 import pytest
-from conftest import CHILDREN, ROOT
+from conftest import CHILDREN, PIDLOCK, ROOT
 
 import pidlock
 from pidlock import LockHeld, PidLock
@@ -355,6 +355,51 @@ def test_a_waiter_may_be_any_thread(pidfile):
     for thread in threads:
         thread.join(30)
     assert (got, pidfile.exists()) == ([os.getpid()] * 3, False)
+
+
+# ---- Whom it must not wait for ----
+
+
+def test_who_waits_for_others_beside_its_ancestor_is_asked_again_when_they_have_left(pidfile, monkeypatch):
+    """Red where only a holder who has not been seen yet brings the question up."""
+    monkeypatch.setenv("PIDLOCK_PID", str(os.getppid()))
+    sleep = pidlock._make_sleep(str(pidfile), set(), quiet=True)
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        findings = []
+        for name, pid in (("test.pid", os.getppid()), ("test.pid.2", other.pid)):
+            pidfile.with_name(name).write_text("%d\n" % pid)
+            path = str(pidfile.with_name(name))
+            findings.append(pidlock._examine(path, fcntl.LOCK_SH, (None, pidlock.PID_FIRST)))
+        assert sleep(findings, set(), None, 0.001) == set()
+        with pytest.raises(LockHeld, match="waits for this very process"):
+            sleep(findings[:1], set(), None, 0.001)
+    finally:
+        other.kill()
+        other.wait()
+
+
+CLOSE_AND_LOCK = """
+import subprocess, sys
+print("ready", flush=True)
+input()
+print(subprocess.call(sys.argv[1:], stderr=subprocess.DEVNULL), flush=True)
+"""
+
+
+@pytest.mark.blackbox
+@pytest.mark.skipif(not os.path.exists("/proc/self/fdinfo"), reason="needs Linux's /proc")
+def test_the_job_of_a_killed_pidlock_does_not_wait_for_itself(pidfile):
+    """Its ancestor has the flock, and it has not inherited it. Red where only its own descriptors are looked at."""
+    inner = [*PIDLOCK, "-p", pidfile, "--wait", "600", "--", "true"]
+    with subprocess.Popen([*PIDLOCK, "-p", pidfile, "--", sys.executable, "-c", CLOSE_AND_LOCK, *inner],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        process.wait()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"75\n"
 
 
 # ---- What it costs, and what it leaves ----
