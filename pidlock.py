@@ -2193,7 +2193,7 @@ def _log(event, options):
     try:
         if options.log == "-":
             if sys.stderr is not None:
-                os.write(2, line)
+                _write_message(2, line)
             return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(options.log, flags | os.O_NONBLOCK, 0o644)  # a FIFO that nobody reads stops no command
@@ -2203,7 +2203,8 @@ def _log(event, options):
         finally:
             os.close(descriptor)
     except OSError as error:
-        _say("%s: cannot write this log: %s; the command runs all the same" % (options.log, error.strerror))
+        if options.log != "-":  # that would go the same way, and take its second too
+            _say("%s: cannot write this log: %s; the command runs all the same" % (options.log, error.strerror))
         options.log = None
 
 
@@ -2314,14 +2315,17 @@ examples:
 def main(argv=None):
     """Run the command line (sys.argv without argv); return the exit status.
 
-    With argv None this is a process of its own, about to end: signals stay blocked behind it.
+    Signals are blocked for a run alone: whatever else takes long, or writes to a pipe that nobody reads, they end. With
+    argv None this is a process of its own, about to end: behind a run they stay blocked.
     """
-    signals = _passed_signals()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signals | STOP_SIGNALS | {signal.SIGCHLD}) - {signal.SIGTSTP})
-    mask -= {32, 33}  # glibc's own, signal(7)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {32, 33}  # glibc's own, signal(7)
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
-        return options.action(options) if options.action else _run(options, signals, mask)
+        if options.action:
+            return options.action(options)
+        signals = _passed_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signals | STOP_SIGNALS | {signal.SIGCHLD}) - {signal.SIGTSTP})
+        return _run(options, signals, mask)
     except SystemExit as stop:  # wrong usage, --help or --version, and it has been said
         return stop.code
     except LockHeld as held:
@@ -2343,6 +2347,8 @@ def main(argv=None):
 
 def run_as_process():
     """Run main as the whole process: end without the interpreter's clean-up, which every waiter would wait for."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C prints no traceback, where it is not blocked
     status = main()
     try:
         if sys.stdout is not None:
@@ -2572,12 +2578,30 @@ def _write(stream, text):
     if stream is None:
         return False  # closed at the start, and by now its descriptor may be anything
     try:
-        os.write(stream.fileno(), text.encode(stream.encoding or "ascii", "backslashreplace"))
+        line = text.encode(stream.encoding or "ascii", "backslashreplace")
+        if stream is sys.stderr:
+            _write_message(stream.fileno(), line)
+        else:
+            os.write(stream.fileno(), line)
     except OSError as error:
         if stream is sys.stdout:
             _say("stdout: cannot be written: %s; ask again with another" % error.strerror)
         return False
     return True
+
+
+def _write_message(descriptor, line):
+    """Write to stderr what the run does not wait for: raise OSError where nobody has read for a second.
+
+    Where poll(2) finds room in a pipe, PIPE_BUF bytes do not block. A longer line is torn there anyway (pipe(7)).
+    """
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    size = select.PIPE_BUF if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else len(line)
+    while line:
+        if not poller.poll(LOOK_LONG * 1000):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        line = line[os.write(descriptor, line[:size]):]
 
 
 def _parse(argv):

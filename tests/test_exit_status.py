@@ -1,4 +1,5 @@
 """The exit status tells what happened: the command's own, 128+N, 75, 125, 126, 127 and 2."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pidlock
 
 pytestmark = pytest.mark.blackbox
 
+PAGE = os.sysconf("SC_PAGE_SIZE")  # a pipe counts its room in pages
 SIGNALS = "HUP INT QUIT ILL TRAP ABRT FPE KILL USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ".split()
 
 
@@ -169,3 +171,52 @@ def test_a_stderr_that_nobody_reads_any_more_changes_no_status(tmp_path, argumen
         assert subprocess.run(PIDLOCK + arguments, cwd=tmp_path, stderr=writer, timeout=60).returncode == status
     finally:
         os.close(writer)
+
+
+@pytest.fixture
+def unread_pipe():
+    """A pipe that nobody reads; unread_pipe(room) returns its end for writing, with room for so many bytes."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(PAGE))
+    os.set_blocking(writer, True)
+
+    def make_room(room):
+        assert not room or len(os.read(reader, room)) == room
+        return writer
+
+    yield make_room
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("arguments, status", [
+    (["-p", "FILE", "--", "touch", "ran"], 0),
+    (["-p", "STALE", "--", "touch", "ran"], 0),
+    (["-v", "-p", "FILE", "--", "touch", "ran"], 0),
+    (["-p", "FILE", "--log", "-", "--", "touch", "ran"], 0),
+    (["-p", "FILE", "--", "rm", "FILE"], 0),
+    (["-p", "HELD", "--", "true"], 75),
+    (["-p", ".", "--check"], 125),
+    (["-p", "FILE", "--", "no-such-command"], 127),
+    (["-p", "FILE", "--group", "--", "no-such-command"], 127),
+    (["-p", "FILE"], 2),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_full_stderr_that_nobody_reads_changes_nothing(tmp_path, dead_pid, unread_pipe, arguments, status):
+    """Red where a message is written without a look whether there is room: write(2) blocks, with the lock held."""
+    (tmp_path / "STALE").write_text("%d\n" % dead_pid)
+    with pidlock.PidLock(tmp_path / "HELD"):
+        done = subprocess.run(PIDLOCK + arguments, cwd=tmp_path, stderr=unread_pipe(0), timeout=30)
+    left = {"ran"} & {*arguments} | {"STALE"} - {*arguments}
+    assert (done.returncode, {*os.listdir(tmp_path)}) == (status, left)
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_long_line_for_a_stderr_with_little_room_changes_nothing(tmp_path, unread_pipe, pages):
+    """Red where it is one write: poll(2) promises room for PIPE_BUF bytes, and this is an event of 6,000."""
+    path = os.path.join(*["\1" * 250] * 4, "FILE")
+    command = [*PIDLOCK, "-p", path, "--log", "-", "--", "touch", "ran"]
+    done = subprocess.run(command, cwd=tmp_path, stderr=unread_pipe(pages * PAGE), timeout=30)
+    assert (done.returncode, (tmp_path / "ran").exists(), (tmp_path / path).exists()) == (0, True, False)

@@ -321,6 +321,48 @@ def test_sigterm_at_any_moment_leaves_nothing_behind(start, pidfile):
         assert seen == (143, "", "", True, []), "seed %d, round %d" % (seed, number)
 
 
+# ---- Without a command ----
+
+
+@named(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["for people", "JSON"])
+def test_a_signal_ends_a_status_that_nobody_reads(start, pidfile, signum, options):
+    """Red where signals are blocked without a command to pass them on to, or Python's traceback tells of a Ctrl-C."""
+    process = start(*PIDLOCK, "--pidfile", pidfile, "--status", "--max-concurrent", "2000", *options)
+    assert select.select([process.stdout], [], [], 30)[0]  # it writes, and more than a pipe takes
+    os.kill(process.pid, signum)
+    assert (process.wait(timeout=30), process.stderr.read()) == (-signum, "")
+
+
+@named(signal.SIGTERM, signal.SIGINT)
+def test_a_signal_ends_no_status_where_it_was_ignored_at_the_start(start, pidfile, signum):
+    """Red where SIGINT gets its default whatever it was."""
+    process = start(*PIDLOCK, "--pidfile", pidfile, "--status", "--max-concurrent", "2000",
+                    preexec_fn=lambda: signal.signal(signum, signal.SIG_IGN))
+    assert select.select([process.stdout], [], [], 30)[0]
+    os.kill(process.pid, signum)
+    status, stdout, stderr = finish(process)
+    assert (status, stdout.count("\n"), stderr) == (3, 2000, "")
+
+
+@pytest.mark.parametrize("arguments", [["--check"], ["--status"], ["--wait", "soon"], ["--", "true"]], ids=" ".join)
+def test_main_called_as_a_function_leaves_the_mask_and_the_handlers(pidfile, arguments):
+    """Red where only a run's mask is put back, or SIGINT's handler goes for more than a process of its own."""
+    import pidlock
+
+    def picture():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return mask, [signal.getsignal(signum) for signum in range(1, signal.NSIG) if signum != signal.SIGCHLD]
+
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    try:
+        before = picture()
+        pidlock.main(["--pidfile", str(pidfile), *arguments])
+        assert picture() == before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
 # ---- What the command starts with ----
 
 
