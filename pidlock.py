@@ -2167,6 +2167,7 @@ TOLD = {
 }
 
 
+LOG = "this log"
 COUNTED = {"evicted": "pidlock_evictions_total", "held": "pidlock_skips_total", "acquired": "pidlock_runs_total"}
 
 
@@ -2182,30 +2183,41 @@ def _report(event, options):
         changes = {COUNTED[kind]: 1.0}
         if kind == "acquired":
             changes["pidlock_last_start_timestamp_seconds"] = time.time()
-        _count(event["path"], changes, options)
+        _count(event["path"], changes, options, is_last=kind == "held")
 
 
 def _log(event, options):
-    """Append the event as a line of JSON in one write, which O_APPEND keeps whole (write(2))."""
+    """Append the event as a line of JSON in one write, which O_APPEND keeps whole (write(2)).
+
+    What cannot be written to a file is tried again with the next event: the rest of a line, or all of it.
+    """
     import json
 
     line = (json.dumps(dict({"time": _format_time(time.time())}, **event)) + "\n").encode("ascii")
     try:
         if options.log == "-":
             if sys.stderr is not None:
-                _write_message(2, line)
+                _write_message(2, line, 0 if LOG in options.unwritable else LOOK_LONG)
             return
+        options.unlogged += line
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(options.log, flags | os.O_NONBLOCK, 0o644)  # a FIFO that nobody reads stops no command
         try:
-            if os.write(descriptor, line) != len(line):
+            options.unlogged = options.unlogged[os.write(descriptor, options.unlogged):]
+            if options.unlogged:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
     except OSError as error:
-        if options.log != "-":  # that would go the same way, and take its second too
-            _say("%s: cannot write this log: %s; the command runs all the same" % (options.log, error.strerror))
-        options.log = None
+        _say_unwritable(LOG, options.log, error, options)
+
+
+def _say_unwritable(what, path, error, options):
+    """Say once that the log or the metrics cannot be written; where stderr is the log that would go the same way."""
+    if what not in options.unwritable and path != "-":
+        problem = getattr(error, "strerror", None) or error
+        _say("%s: cannot write %s: %s; the command runs all the same" % (path, what, problem))
+    options.unwritable.add(what)
 
 
 METRICS = {  # name: (type, help); the counters end in _total, as Prometheus has it
@@ -2219,33 +2231,40 @@ METRICS = {  # name: (type, help); the counters end in _total, as Prometheus has
 }
 
 
-def _count(path, changes, options):
+def _count(path, changes, options, is_last):
     """Bring the metrics file up to date: counters by addition, the rest by replacement.
 
     The directory's flock keeps two runs from losing each other's counts, and a rename keeps a reader from half a file.
+    What cannot be written is counted with the next event. So a busy flock may be waited for once before the command,
+    and once behind the release (is_last), where nobody waits for us.
     """
     if not options.metrics:
         return
+    path = os.fsencode(path).decode("utf-8", "backslashreplace")  # Prometheus takes UTF-8 alone
+    label = 'pidfile="%s"' % "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(char, char) for char in path)
+    patience = PATIENCE if is_last or not options.uncounted else 0
+    _add(options.uncounted, {(name, label): value for name, value in changes.items()})
     guard = None
     try:
         metrics = _absolute(options.metrics)
-        guard = _flock_directory(metrics, PATIENCE)
+        guard = _flock_directory(metrics, patience)
         if guard is None:
             raise OSError(errno.EAGAIN, "its directory is missing, or its flock is not to be had")
         values = _parse_metrics(metrics)
-        path = os.fsencode(path).decode("utf-8", "backslashreplace")  # Prometheus takes UTF-8 alone
-        label = 'pidfile="%s"' % "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(char, char) for char in path)
-        for name, value in changes.items():
-            counter = METRICS[name][0] == "counter"
-            values[name, label] = values.get((name, label), 0) + value if counter else value
+        _add(values, options.uncounted)
         _replace_metrics(metrics, values)
+        options.uncounted.clear()
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or error
-        _say("%s: cannot write these metrics: %s; the command runs all the same" % (options.metrics, what))
-        options.metrics = None
+        _say_unwritable("these metrics", options.metrics, error, options)
     finally:
         if guard is not None:
             _give_back(guard)
+
+
+def _add(values, changes):
+    for (name, label), value in changes.items():
+        counter = METRICS[name][0] == "counter"
+        values[name, label] = values.get((name, label), 0) + value if counter else value
 
 
 def _parse_metrics(metrics):
@@ -2417,6 +2436,7 @@ def _run(options, signals, mask):
         options.pidfile, options.wait, options.stale_after, options.stale_strategy, options.max_concurrent,
         options.details, options.fence, options.trace_id, options.mode, lambda event: _report(event, options),
     )
+    options.unwritable, options.unlogged, options.uncounted = set(), b"", {}  # for the events, what has failed
     lock._command = options.command
     interrupts = signals - mask - {signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP}  # those that would end a process
     lock._sleep = _make_sleep(lock.path, interrupts, options.quiet)
@@ -2429,19 +2449,23 @@ def _run(options, signals, mask):
         _raise_pending(interrupts)
         raise
     started = time.monotonic()
+    status = EXIT_FAILED  # where no process is to be had
     try:
         _raise_pending(interrupts)  # what came during the wait ends it, rather than a command just started
         wait_status, interrupted = _run_command(lock, start, signals, options.group)
+        status = status_of(wait_status)
+    except _Interrupted as interruption:
+        status = EXIT_BY_SIGNAL + interruption.signum
+        raise
     finally:
         try:
             lock.release()
         except PidLockError as error:
             _say(error)
-    status = status_of(wait_status)
-    outcome = {"pidlock_last_duration_seconds": time.monotonic() - started, "pidlock_last_exit_status": status}
-    if status == EXIT_OK:
-        outcome["pidlock_last_success_timestamp_seconds"] = time.time()
-    _count(lock.path, outcome, options)
+        outcome = {"pidlock_last_duration_seconds": time.monotonic() - started, "pidlock_last_exit_status": status}
+        if status == EXIT_OK:
+            outcome["pidlock_last_success_timestamp_seconds"] = time.time()
+        _count(lock.path, outcome, options, is_last=True)
     return _end_by(status - EXIT_BY_SIGNAL, interrupted) if os.WIFSIGNALED(wait_status) else status
 
 
@@ -2590,8 +2614,8 @@ def _write(stream, text):
     return True
 
 
-def _write_message(descriptor, line):
-    """Write to stderr what the run does not wait for: raise OSError where nobody has read for a second.
+def _write_message(descriptor, line, patience=LOOK_LONG):
+    """Write to stderr what a run does not wait for: raise OSError where nobody has read for so many seconds.
 
     Where poll(2) finds room in a pipe, PIPE_BUF bytes do not block. A longer line is torn there anyway (pipe(7)).
     """
@@ -2599,7 +2623,7 @@ def _write_message(descriptor, line):
     poller.register(descriptor, select.POLLOUT)
     size = select.PIPE_BUF if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else len(line)
     while line:
-        if not poller.poll(LOOK_LONG * 1000):
+        if not poller.poll(patience * 1000):
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         line = line[os.write(descriptor, line[:size]):]
 

@@ -1,10 +1,12 @@
 """--log and --metrics: whole lines and whole files, no count lost, and never a reason for the command not to run."""
+import fcntl
 import json
 import os
 import re
 import shutil
 import stat
 import subprocess
+import sys
 import time
 
 import pytest
@@ -197,6 +199,31 @@ def test_held_stays_75_where_its_event_cannot_be_written(holder, pidfile, tmp_pa
     assert re.fullmatch("pidlock: [^\n]+: cannot write [^\n]+\n", process.stderr.decode())
 
 
+def test_what_could_not_be_written_at_the_start_is_written_at_the_end(run, pidfile, tmp_path):
+    """The command makes the directory. Red where a failure is the last try: the success would never be told."""
+    place = tmp_path / "place"
+    log, metrics = place / "events.log", place / "pidlock.prom"
+    status, stdout, stderr = run("--pidfile", pidfile, "--log", log, "--metrics", metrics, "--", "mkdir", place)
+    said = ["pidlock: %s: cannot write %s" % one for one in ((log, "this log"), (metrics, "these metrics"))]
+    assert (status, stdout, [line.rpartition(": ")[0] for line in stderr.splitlines()]) == (0, "", said)
+    assert [event["event"] for event in events_in(log)] == ["acquired", "released"]
+    values = values_of(metrics, pidfile)
+    assert (values["runs"], values["last_exit_status"]) == (1, 0) and values["last_start"] <= values["last_success"]
+
+
+@needs_mount
+def test_half_a_line_is_completed_once_there_is_room(pidfile, tmp_path):
+    """Red where the next event goes behind the half line, and makes one line of both that is no JSON."""
+    place = tmp_path / "place"
+    place.mkdir()
+    log = str(place / "file")
+    command = [*FULL[:-1], FULL[-1].replace('exec "$@"', '"$@"; cat "$0/file"'), str(place), *PIDLOCK, "-p",
+               str(pidfile), "--log", log, "--", "mount", "-o", "remount,size=8k", str(place)]
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+    told = [json.loads(line)["event"] for line in process.stdout.decode().strip("\0").splitlines()]
+    assert (process.returncode, told, process.stderr.count(b"\n")) == (0, ["acquired", "released"], 1)
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_closed_or_full_stream_as_the_log_changes_nothing(pidfile, stream):
     for redirection in (">&-", ">/dev/full"):
@@ -240,6 +267,22 @@ def test_metrics_after_a_success_a_failure_a_skip_and_an_eviction(run, holder, p
         "runs": 3, "skips": 1, "evictions": 1, "last_exit_status": 137, "last_success": success["last_success"]}
 
 
+@needs_strace
+@pytest.mark.parametrize("fault, status", [
+    ("/^(vfork|clone3?)$:error=EAGAIN", 125), ("/^link(at)?$:signal=TERM:when=1", 143),
+], ids=["no process to be had", "a signal between the lock and the command"])
+def test_a_run_whose_command_is_never_started_counts_with_its_status(traced, run, pidfile, metrics, fault, status):
+    """Red where only a command's end is counted: the success before it would look like this run's."""
+    counted = ("--pidfile", pidfile, "--metrics", metrics, "--", "true")
+    assert run(*counted) == (0, "", "")
+    before = values_of(metrics, pidfile)
+    assert traced.run(*counted, inject=[fault])[0] == status
+    after = values_of(metrics, pidfile)
+    assert after == dict(before, runs=2, last_exit_status=status, last_start=after["last_start"],
+                         last_duration=after["last_duration"])
+    assert after["last_start"] > before["last_start"] and after["last_duration"] != before["last_duration"]
+
+
 def test_counters_are_counters_and_the_rest_are_gauges(run, pidfile, metrics, dead_pid):
     pidfile.write_text("%d\n\n\n" % dead_pid)
     counted = ("--quiet", "--pidfile", pidfile, "--metrics", metrics, "--")
@@ -250,6 +293,24 @@ def test_counters_are_counters_and_the_rest_are_gauges(run, pidfile, metrics, de
         "pidlock_runs", "pidlock_skips", "pidlock_evictions"}
     assert len(families) == 7 and {family.type for family in families} == {"counter", "gauge"}
     assert all(family.documentation for family in families)
+
+
+def test_a_directory_that_is_busy_at_the_start_loses_no_count(run, pidfile, metrics, dead_pid):
+    """The command frees it. Red where what cannot be counted at once is never counted."""
+    pidfile.write_text("%d\n\n\n" % dead_pid)
+    directory = os.open(str(metrics.parent), os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        free = "import fcntl; fcntl.flock(%d, fcntl.LOCK_UN)" % directory
+        status, stdout, stderr = run("--quiet", "--pidfile", pidfile, "--metrics", metrics, "--", sys.executable, "-c",
+                                     free, pass_fds=[directory])
+    finally:
+        os.close(directory)
+    values = values_of(metrics, pidfile)
+    assert (status, stdout, stderr.count("these metrics")) == (0, "", 1)
+    assert {key: value for key, value in values.items() if key not in ("last_start", "last_success", "last_duration")} \
+        == {"runs": 1, "evictions": 1, "last_exit_status": 0}
+    assert values["last_start"] <= values["last_success"]
 
 
 def test_two_locks_share_one_file(run, tmp_path, metrics):
