@@ -2474,10 +2474,14 @@ def _make_sleep(path, interrupts, quiet):
     started = time.monotonic()
     told = set()  # type: set[tuple[int, bool]]
     before = None
+    orphans_end = {signal.SIGCHLD} if os.getpid() == 1 else set()
 
     def sleep(held, ended, watch, seconds):
         nonlocal before
         _raise_pending(interrupts)
+        if orphans_end:
+            _next_signal(orphans_end, 0)  # before the reaping, so that whoever ends behind it wakes this sleep
+            _reap(None)
         holders = {(found.pid, _exists(found.pid)) for found in held}  # asked anew when one has ended
         if holders != before and all(map(_waits_for_us, held)):  # asked anew also when another one has left
             reason = "held by PID %d, which waits for this very process" % held[0].pid
@@ -2485,7 +2489,7 @@ def _make_sleep(path, interrupts, quiet):
         erase = "" if quiet else _show_wait(path, held, started, again=holders <= told)
         told.update(holders)
         before = holders
-        signalfd = _open_signalfd(watch.libc, interrupts) if watch else None
+        signalfd = _open_signalfd(watch.libc, interrupts | orphans_end) if watch else None
         seconds = min(seconds, TICK_MAX if signalfd is None else TICK_SHOWN if erase else seconds)
         try:
             return _sleep_until_change(held, ended, watch, seconds, signalfd)

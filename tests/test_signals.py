@@ -1,5 +1,6 @@
 """Signals: each reaches the command once, none is lost in any window, and what was ignored stays ignored."""
 import os
+import pathlib
 import random
 import re
 import select
@@ -226,13 +227,15 @@ def test_a_signal_ends_the_wait_and_changes_nothing_on_disk(start, holder, pidfi
     assert (finish(waiter), snapshot(pidfile.parent)) == ((128 + signum, "", ""), before)
 
 
+TICK_HOURLY = ("import pidlock, sys; pidlock.TICK_FIRST = pidlock.TICK_MAX = pidlock.TICK_WATCHED = 3600.0;"
+               " sys.exit(pidlock.main())")
+
+
 @named(signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGRTMIN)
 def test_a_signal_ends_the_wait_at_once(start, holder, pidfile, signum):
     """With a timer of an hour: red where only the timer looks for signals."""
     holder("--pidfile", pidfile)
-    code = ("import pidlock, sys; pidlock.TICK_FIRST = pidlock.TICK_MAX = pidlock.TICK_WATCHED = 3600.0;"
-            " sys.exit(pidlock.main())")
-    waiter = start(PYTHON, "-c", code, "--pidfile", pidfile, "--wait", "inf", "--", "true", cwd=ROOT)
+    waiter = start(PYTHON, "-c", TICK_HOURLY, "--pidfile", pidfile, "--wait", "inf", "--", "true", cwd=ROOT)
     wait_for_descriptor(waiter.pid, "sigmask:")
     os.kill(waiter.pid, signum)
     assert finish(waiter) == (128 + signum, "", "")
@@ -507,6 +510,21 @@ def test_as_pid_1_it_reaps_orphans(start, pidfile):
     process = start("unshare", "-pf", "--mount-proc", *PIDLOCK, "--pidfile", pidfile, "--",
                     sys.executable, CHILDREN / "make_orphans.py")
     assert finish(process) == (0, "left 3 orphans, all reaped\n", "")
+
+
+@needs_unshare
+def test_as_pid_1_it_reaps_orphans_while_it_waits(start, holder, pidfile):
+    """Red where only the command's end is waited for; and, the timer being an hour, where the timer alone reaps."""
+    one = holder("--pidfile", pidfile)
+    waiter = start("unshare", "-pf", "--mount-proc", PYTHON, "-c", TICK_HOURLY, "--pidfile", pidfile, "--wait", "inf",
+                   "--", "echo", "mine", cwd=ROOT)
+    children = pathlib.Path("/proc/%d/task/%d/children" % (waiter.pid, waiter.pid))
+    pid_1 = int(until(children.read_text, "unshare has forked"))
+    wait_for_descriptor(pid_1, "sigmask:")
+    orphans = start("nsenter", "-t", str(pid_1), "-p", "-m", sys.executable, CHILDREN / "make_orphans.py")
+    assert finish(orphans) == (0, "left 3 orphans, all reaped\n", "")
+    one.finish()
+    assert finish(waiter) == (0, "mine\n", "")
 
 
 @pytest.mark.parametrize("body, options, command, status", [
