@@ -5,7 +5,6 @@ import os
 import pathlib
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -20,16 +19,6 @@ PIDLOCK = [PYTHON, *os.environ.get("PIDLOCK_FLAGS", "").split(), str(ROOT / "pid
 PUBLIC = tempfile.TemporaryDirectory(prefix="pidlock-test-")  # where everybody may look; removed at the end
 
 sys.path.insert(0, str(ROOT))
-
-
-def is_private(path):
-    """Tell whether a directory on the way to it is closed to other users."""
-    return any(not os.stat(parent).st_mode & stat.S_IXOTH for parent in pathlib.Path(path).parents)
-
-
-if os.geteuid() == 0 and is_private(ROOT / "pidlock.py"):  # in a clone in /root, say: tests run pidlock as nobody, too
-    os.chmod(PUBLIC.name, 0o755)
-    PIDLOCK[:] = os.path.realpath(PYTHON), *PIDLOCK[1:-1], shutil.copy(PIDLOCK[-1], PUBLIC.name)
 
 Outcome = collections.namedtuple("Outcome", "status stdout stderr")
 
@@ -105,23 +94,30 @@ AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
 @functools.lru_cache()
-def may_be_nobody():
-    """Tell whether we may become another user, who can run this Python and pidlock.py."""
-    try:
-        return os.geteuid() == 0 and not subprocess.call([*AS_NOBODY, *PIDLOCK, "--version"], stdout=subprocess.DEVNULL,
-                                                         stderr=subprocess.DEVNULL)
-    except FileNotFoundError:
-        return False  # there is no setpriv, of util-linux
+def nobodys_pidlock():
+    """Return the words that run pidlock as another user, None where there are none.
+
+    He may be unable to enter this clone, or where this Python lies (both may be in /root): he gets a copy, and at the
+    worst the system's Python, but not where the tests are about this one.
+    """
+    os.chmod(PUBLIC.name, 0o755)
+    copy = shutil.copy(PIDLOCK[-1], PUBLIC.name)
+    for python in [PYTHON, os.path.realpath(PYTHON), PYTHON if "PIDLOCK_PYTHON" in os.environ else "/usr/bin/python3"]:
+        words = [*AS_NOBODY, python, *PIDLOCK[1:-1], copy]
+        if os.geteuid() == 0 and shutil.which("setpriv") and not subprocess.call(
+                [*words, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            return words
+    return None
 
 
 @pytest.fixture
 def run_as_nobody():
     """Run pidlock as another user: run_as_nobody(*arguments) -> Outcome."""
-    if not may_be_nobody():
-        pytest.skip("needs root, setpriv, and a Python and pidlock.py that another user can reach")
+    if nobodys_pidlock() is None:
+        pytest.skip("needs root, setpriv, and a Python that another user can reach")
 
     def run_pidlock(*arguments):
-        done = subprocess.run([*AS_NOBODY, *PIDLOCK, *arguments], cwd="/", timeout=60, universal_newlines=True,
+        done = subprocess.run([*nobodys_pidlock(), *arguments], cwd="/", timeout=60, universal_newlines=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         return Outcome(done.returncode, done.stdout, done.stderr)
 

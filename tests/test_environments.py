@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from conftest import AS_NOBODY, CHILDREN, PIDLOCK, PYTHON, ROOT, may_be_nobody
+from conftest import CHILDREN, PIDLOCK, PYTHON, ROOT, nobodys_pidlock
 
 import pidlock
 
@@ -355,7 +355,7 @@ def test_a_holder_is_one_whatever_boot_the_reader_believes_in(holder, pidfile, t
     assert call(*OTHER_BOOT, tmp_path / "boot", *PIDLOCK, "-p", pidfile, "--check") == (1, "", "")
 
 
-needs_nobody = pytest.mark.skipif(not may_be_nobody(), reason="another user cannot run this Python or pidlock.py")
+needs_nobody = pytest.mark.skipif(not nobodys_pidlock(), reason="another user cannot run this Python")
 STATES = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -365,14 +365,14 @@ print(*[pidlock.inspect(name).state for name in sorted(os.listdir("."))])
 """
 FILES = ["dead, unmarked", "held", "killed", "living, unmarked", "thread, unmarked", "zombie, unmarked"]
 PROCS = {  # what is mounted on /proc, who asks, and what is not seen then, and so is held to be on the safe side
-    "as it is": (":", [], []),
-    "of another user": (":", AS_NOBODY, []),
-    "hidepid=1": ("mount -t proc -o hidepid=1 proc /proc", AS_NOBODY, ["thread, unmarked", "zombie, unmarked"]),
-    "hidepid=2": ("mount -t proc -o hidepid=2 proc /proc", AS_NOBODY, ["thread, unmarked", "zombie, unmarked"]),
-    "hidepid=4": ("mount -t proc -o hidepid=4 proc /proc", AS_NOBODY, ["thread, unmarked", "zombie, unmarked"]),
-    "subset=pid": ("mount -t proc -o subset=pid proc /proc", [], []),
-    "none": ("mount -t tmpfs none /proc", [], ["thread, unmarked", "zombie, unmarked"]),
-    "none, another user": ("mount -t tmpfs none /proc", AS_NOBODY, ["thread, unmarked", "zombie, unmarked"]),
+    "as it is": (":", False, []),
+    "of another user": (":", True, []),
+    "hidepid=1": ("mount -t proc -o hidepid=1 proc /proc", True, ["thread, unmarked", "zombie, unmarked"]),
+    "hidepid=2": ("mount -t proc -o hidepid=2 proc /proc", True, ["thread, unmarked", "zombie, unmarked"]),
+    "hidepid=4": ("mount -t proc -o hidepid=4 proc /proc", True, ["thread, unmarked", "zombie, unmarked"]),
+    "subset=pid": ("mount -t proc -o subset=pid proc /proc", False, []),
+    "none": ("mount -t tmpfs none /proc", False, ["thread, unmarked", "zombie, unmarked"]),
+    "none, another user": ("mount -t tmpfs none /proc", True, ["thread, unmarked", "zombie, unmarked"]),
 }
 
 
@@ -405,12 +405,12 @@ def files(public, holder, dead_pid):
 @blackbox
 @needs_mounts
 @needs_nobody
-@pytest.mark.parametrize("mount, user, unseen", PROCS.values(), ids=PROCS)
-def test_whatever_proc_shows_the_living_are_held_and_the_dead_are_not(files, mount, user, unseen):
+@pytest.mark.parametrize("mount, by_nobody, unseen", PROCS.values(), ids=PROCS)
+def test_whatever_proc_shows_the_living_are_held_and_the_dead_are_not(files, mount, by_nobody, unseen):
     """Catches a missing /proc entry that is taken for an end, and EPERM of kill(2); a zombie nobody sees is held."""
     script = '%s; exec "$@"' % mount
-    told = call("unshare", "-m", "sh", "-ec", script, "sh", *user, PIDLOCK[0], "-c", STATES,
-                os.path.dirname(PIDLOCK[-1]), files)
+    *python, program = nobodys_pidlock() if by_nobody else PIDLOCK
+    told = call("unshare", "-m", "sh", "-ec", script, "sh", *python, "-c", STATES, os.path.dirname(program), files)
     states = ["held" if file in ["held", "living, unmarked", *unseen] else "stale" for file in FILES]
     assert told == (0, " ".join(states) + "\n", "")
 
@@ -519,14 +519,16 @@ def test_a_stopped_holder_holds_it_until_it_goes_on(run, holder, pidfile):
 
 @blackbox
 @needs_nobody
-@pytest.mark.parametrize("owner, asks, status", [("nobody", AS_NOBODY, 0), ("nobody", [], 0), ("root", AS_NOBODY, 125)],
-                         ids=["their own", "a user's, root asks", "root's, a user asks"])
+@pytest.mark.parametrize("owner, asks, status", [
+    ("nobody", "nobody", 0), ("nobody", "root", 0), ("root", "nobody", 125),
+])
 def test_in_a_sticky_directory_a_stale_file_goes_if_it_may_be_unlinked(public, dead_pid, owner, asks, status):
     path = public / "test.pid"
     path.write_text("%d\n\n\n" % dead_pid)
     if owner == "nobody":
         os.chown(path, 65534, 65534)
-    assert call(*asks, *PIDLOCK, "-q", "-p", path, "--", "echo", "ran")[:2] == (status, "" if status else "ran\n")
+    words = nobodys_pidlock() if asks == "nobody" else PIDLOCK
+    assert call(*words, "-q", "-p", path, "--", "echo", "ran")[:2] == (status, "" if status else "ran\n")
     assert os.listdir(public) == (["test.pid"] if status else [])
 
 
@@ -551,11 +553,11 @@ def test_what_is_there_is_never_opened_with_o_creat(public):
 @pytest.mark.parametrize("mode, run, check", [("0644", 75, 1), ("0600", 125, 125)])
 def test_a_user_who_asks_for_roots_lock_gets_one_line(holder, public, mode, run, check):
     one = holder("-p", public / "test.pid", "--mode", mode)
-    status, stdout, stderr = call(*AS_NOBODY, *PIDLOCK, "-p", public / "test.pid", "--", "echo", "ran")
+    status, stdout, stderr = call(*nobodys_pidlock(), "-p", public / "test.pid", "--", "echo", "ran")
     what = r"held by PID %d \(sh\) for \d+s; wait for it or stop it" % one.pid if run == 75 else \
         "cannot open it, root's with mode 0600: Permission denied; check the permissions of it and of its directory"
     assert (status, stdout) == (run, "") and re.match("pidlock: %s/test.pid: %s\n$" % (public, what), stderr)
-    assert call(*AS_NOBODY, *PIDLOCK, "-p", public / "test.pid", "--check")[0] == check
+    assert call(*nobodys_pidlock(), "-p", public / "test.pid", "--check")[0] == check
 
 
 # ---- Many waiters ----

@@ -82,8 +82,8 @@ def test_the_exit_statuses_are_those_of_the_readme_and_of_help(sections):
 def test_the_examples_are_right_usage(sections):
     commands = re.findall(r"^ +(?:\*/5[ *]+)?pidlock (.+)$", sections["EXAMPLES"], re.M)
     parsed = [pidlock._parse(shlex.split(command)) for command in commands]
-    assert len(parsed) == 9 and {options.action.__name__ for options in parsed} == {
-        "_run", "_show_status", "_send_signal", "_sweep"}
+    assert len(parsed) == 9 and {options.action for options in parsed} == {
+        None, pidlock._show_status, pidlock._send_signal, pidlock._sweep}
 
 
 @needs("man")

@@ -1,6 +1,7 @@
 """Print the value of an expression over pidlock as nobody sees it: as_nobody.py 'pidlock._process_state(1)'."""
 import ctypes
 import os
+import shlex  # noqa: F401 (pidlock imports it late, and nobody may be unable to read it)
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

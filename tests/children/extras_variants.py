@@ -17,6 +17,7 @@ COUNTER_FLOCK = "granted = _flock_patiently(descriptor, COUNTER_PATIENCE, pause)
 COUNTER_WRITE = "                if os.pwrite(descriptor, COUNTER % token, 0) != len(COUNTER % token):\n"
 REPLACE_COUNTER = """                with open(path + ".new%d" % os.getpid(), "w") as file:
                     file.write("%020d\\n" % token)
+                time.sleep(0.001)  # others come meanwhile, also on a busy machine
                 os.rename(file.name, path)
                 return token
 """ + COUNTER_WRITE
