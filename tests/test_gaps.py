@@ -674,6 +674,7 @@ def test_a_terminal_that_hangs_up_is_no_error_of_a_wait(monkeypatch, name):
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     monkeypatch.setattr(select, "select", lambda *_: ([], [2], []))
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((20, 2)))
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # ignored in a script's background
     assert pidlock._room_to_rewrite() == 19
     monkeypatch.setattr(os, name, lambda _: os.close(-1))
     assert pidlock._room_to_rewrite() == 0
