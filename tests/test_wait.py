@@ -310,6 +310,15 @@ def test_what_cannot_be_looked_at_ends_the_wait_with_a_pidlock_error(pidfile, ho
     assert str(raised.value).startswith("%s: cannot open it: Not a directory; " % path)
 
 
+def take_after_a_wait(pidfile):
+    first = PidLock(pidfile).acquire()
+    timer = threading.Timer(0.05, first.release)
+    timer.start()
+    lock = PidLock(pidfile, wait=30).acquire()
+    timer.join()
+    return lock
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 @pytest.mark.parametrize("kind", ["file", "epoll"])
 def test_a_descriptor_that_was_closed_and_opened_anew_is_not_the_watch(kind, pidfile):
@@ -317,17 +326,28 @@ def test_a_descriptor_that_was_closed_and_opened_anew_is_not_the_watch(kind, pid
 
     An epoll has the same st_dev and st_ino as the watch.
     """
-    first = PidLock(pidfile).acquire()
-    timer = threading.Timer(0.05, first.release)
-    timer.start()
-    lock = PidLock(pidfile, wait=30).acquire()
-    timer.join()
+    lock = take_after_a_wait(pidfile)
     watch = lock._watch.descriptor
     with open(pidfile.with_name("data"), "w") if kind == "file" else select.epoll() as other:
         os.dup2(other.fileno(), watch)
         lock.release()
         os.fstat(watch)
         os.close(watch)
+
+
+@needs_proc
+def test_a_watch_that_was_closed_is_not_closed_again(pidfile, monkeypatch):
+    """Its number may be another thread's a moment later. Red where a /proc without it counts as none."""
+    def close(descriptor):
+        closed.append(descriptor)
+        usual_close(descriptor)
+
+    closed, usual_close = [], os.close
+    lock = take_after_a_wait(pidfile)
+    watch = lock._watch.descriptor
+    os.close(watch)
+    monkeypatch.setattr(os, "close", close)
+    assert (lock.release(), watch in closed) == (True, False)
 
 
 def test_a_foreign_holder_that_ends_wakes_a_waiter(pidfile):
@@ -530,6 +550,62 @@ def test_a_wait_burns_next_to_no_cpu(pidfile, holder):
     with pytest.raises(LockHeld):
         PidLock(pidfile, wait=1).acquire()
     assert time.process_time() - burnt < 0.2 * (time.monotonic() - started)
+
+
+def test_who_is_woken_after_looks_of_the_timer_looks_without_a_pause(pidfile, monkeypatch):
+    """The pause is for who is woken in vain. Red where a look of the timer counts as such: a tenth of a second late."""
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        usual_sleep(seconds)
+
+    usual_sleep = time.sleep
+    first = PidLock(pidfile).acquire()
+    monkeypatch.setattr(time, "sleep", sleep)
+    timer = threading.Timer(0.3, first.release)
+    timer.start()
+    with PidLock(pidfile, wait=60):
+        assert pauses == []
+    timer.join()
+
+
+@needs_proc
+def test_a_killed_holder_that_nobody_has_reaped_does_not_make_a_waiter_spin(pidfile, monkeypatch):
+    """Its pidfd stays readable, its command has the lock. Red where the waiter forgets whose end it was told of."""
+    looks = []
+
+    def flock(descriptor, operation):
+        looks.append(operation)
+        real_flock(descriptor, operation)
+
+    real_flock = fcntl.flock
+    command = [*PIDLOCK, "-p", pidfile, "--", "sh", "-c", "echo ready; read line"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with pytest.raises(LockHeld, match="was killed, but its command lives on"):
+            PidLock(pidfile, wait=2).acquire()
+        process.stdin.close()
+        process.stdout.read()
+    assert looks.count(fcntl.LOCK_EX | fcntl.LOCK_NB) < 15
+
+
+WITHOUT_A_WAIT = """
+import pidlock, sys
+try:
+    pidlock.PidLock(sys.argv[1]).acquire()
+except pidlock.LockHeld:
+    print("ctypes" in sys.modules)
+"""
+
+
+def test_a_refusal_without_a_wait_does_not_load_what_only_a_wait_needs(pidfile, holder):
+    """It takes milliseconds. Red where the watch is opened all the same."""
+    holder("-p", pidfile)
+    assert subprocess.check_output([sys.executable, "-c", WITHOUT_A_WAIT, pidfile], cwd=ROOT, timeout=60) == b"False\n"
 
 
 PROBE = """
