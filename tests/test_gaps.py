@@ -1,6 +1,7 @@
 """Small branches of the lock that coverage or a surviving mutant showed to be unproven; mostly failing system calls."""
 import collections
 import contextlib
+import ctypes
 import errno
 import fcntl
 import inspect
@@ -199,8 +200,9 @@ def test_a_release_that_cannot_remove_the_file_gives_it_up_all_the_same(pidfile,
     with monkeypatch.context() as failing:
         lock = PidLock(pidfile).acquire()
         fail(failing, "unlink", errno.EIO)
-        with pytest.raises(PidLockError, match="cannot remove it"):
+        with pytest.raises(PidLockError) as raised:
             lock.release()
+    assert str(raised.value) == "%s: cannot remove it: Input/output error; look into that, then try again" % pidfile
     with PidLock(pidfile):
         pass
 
@@ -256,6 +258,15 @@ def test_a_path_where_nothing_is_is_looked_at_once(pidfile, monkeypatch):
 
     monkeypatch.setattr(os, "open", open_counted)
     assert (pidlock.inspect(pidfile).state, looks) == ("free", [str(pidfile)])
+
+
+@pytest.mark.parametrize("operation, seconds", [(fcntl.LOCK_EX, 0.05), (fcntl.LOCK_SH, 1.0)], ids=["alone", "shared"])
+def test_a_flock_that_is_shared_may_be_a_probers_for_longer_than_another(operation, seconds, pidfile, dead_pid):
+    """No holder's is shared. Red where whoever is refused takes a second to say so."""
+    pidfile.write_bytes(b"%d\n\n\n" % dead_pid)
+    with pidfile.open() as file:
+        fcntl.flock(file, operation)
+        assert pidlock._doubt(pidlock._examine(str(pidfile), fcntl.LOCK_EX, NO_POLICY)) == seconds
 
 
 def test_a_look_that_fails_is_an_error(old_garbage, monkeypatch, leaves_no_descriptor):
@@ -783,13 +794,20 @@ def test_without_the_directorys_flock_a_slot_given_back_is_tried_for_again(pidfi
         assert (len(came), lock.slot, rival.exists()) == (1, 1, False)
 
 
-@pytest.mark.parametrize("rivals, message", [
-    (["test.pid", "test.pid.2"], "as many as may hold it do: test.pid held by .+, test.pid.2 held by"),
-    (["test.pid"], ": held by PID"),
+@pytest.mark.parametrize("rivals, message, taken", [
+    (["test.pid", "test.pid.2"], "as many as may hold it do: test.pid held by .+, test.pid.2 held by", []),
+    (["test.pid"], ": held by PID", ["test.pid.2"]),
 ], ids=["all", "one, of limit 1"])
-def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(rivals, message, pidfile, monkeypatch,
-                                                                              leaves_no_descriptor):
-    """A run without a limit takes the first slot without the directory's flock. Red without a count after the take."""
+def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(rivals, message, taken, pidfile,
+                                                                              monkeypatch, leaves_no_descriptor):
+    """A run without a limit takes the first slot without the directory's flock.
+
+    Red without a count after the take, and where a third slot is tried, if only to be given back.
+    """
+    def link(private, path):
+        links.append(os.path.basename(path))
+        real["link"](private, path)
+
     def open_file(path, *rest):
         try:
             return real["open"](path, *rest)
@@ -798,10 +816,12 @@ def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(ri
                 for name in rivals:
                     pidfile.with_name(name).write_bytes(b"%d\n" % os.getppid())
 
+    links = []
+    monkeypatch.setattr(os, "link", link)
     monkeypatch.setattr(os, "open", open_file)
     with pytest.raises(LockHeld, match=message):
         PidLock(pidfile, max_concurrent=2).acquire()
-    assert sorted(real["listdir"](str(pidfile.parent))) == rivals
+    assert (links, sorted(real["listdir"](str(pidfile.parent)))) == (taken, rivals)
 
 
 # ---- Waiting ----
@@ -822,18 +842,29 @@ def test_a_waiter_looks_less_and_less_often(pidfile, monkeypatch):
     assert 1 < looks.count(str(pidfile)) < 15
 
 
-def test_a_waiter_never_sleeps_past_its_deadline(pidfile):
+def sleeps_of(lock):
+    """Wait with this lock in vain; return for how long it asked to sleep each time."""
     def sleep(held, ended, watch, seconds):
         asked.append(seconds)
         return usual_sleep(held, ended, watch, seconds)
 
     asked = []
-    pidfile.write_bytes(b"%d\n" % os.getppid())
-    lock = PidLock(pidfile, wait=0.3)
     usual_sleep, lock._sleep = lock._sleep, sleep
     with pytest.raises(LockHeld):
         lock.acquire()
-    assert max(asked) <= 0.3  # without a look at it the third is 0.32
+    return asked
+
+
+def test_a_waiter_never_sleeps_past_its_deadline(pidfile):
+    pidfile.write_bytes(b"%d\n" % os.getppid())
+    assert max(sleeps_of(PidLock(pidfile, wait=0.3))) <= 0.3  # without a look at it the third is 0.32
+
+
+def test_a_waiter_without_a_watch_never_sleeps_for_long(pidfile, monkeypatch):
+    """Nothing but its timer tells it of a release by a process that lives on."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: os.close(-1))
+    with PidLock(pidfile):
+        assert max(sleeps_of(PidLock(pidfile, wait=0.5))) == 0.1
 
 
 # ---- What is around the lock ----

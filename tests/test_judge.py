@@ -100,6 +100,7 @@ ELSEWHERE = pidlock.Record(4231, False, {"host": "db1"})
 REASONS = [
     (no_pid(age=0), "held by a program that is still writing its PID, it seems"),
     (no_pid(), "there is no PID in it"),
+    (no_pid(refused=True), "held by a program that writes no PID"),
     (no_pid(size=65), "is somebody's file, not a pidfile"),
     (facts(size=65537), "is too long for a pidfile"),
     (facts(flock=False, record=MARKED), "held by PID 4231, it seems; this filesystem has no flock to tell by"),
@@ -128,12 +129,15 @@ AGED = [
     (facts(lasted=4), "time-only", "held by PID 4231"),
     (facts(lasted=60, record=ELSEWHERE, host=False), "pid-first",
      "held by PID 4231 of host db1, it seems, but for too long"),
+    (no_pid(refused=True, lasted=60), "time-only", "there is no PID in it"),
+    (no_pid(refused=True, lasted=4), "time-only", "held by a program that writes no PID"),
+    (no_pid(refused=True, lasted=60), "pid-first", "held by a program that writes no PID"),
     (facts(process="none", flock=False), "pid-first",
      "PID 4231 does not exist (without flock on this filesystem, taking over cannot be exact)"),
 ]
 
 
-@pytest.mark.parametrize("given_facts, strategy, reason", AGED, ids=[row[2] for row in AGED])
+@pytest.mark.parametrize("given_facts, strategy, reason", AGED, ids=["%s: %s" % row[1:] for row in AGED])
 def test_an_age_and_a_takeover_without_flock_have_their_reasons(given_facts, strategy, reason):
     assert pidlock.judge(given_facts, 5, strategy)[1] == reason
 

@@ -299,9 +299,9 @@ def test_slots_are_taken_in_a_directory_that_one_may_not_list(run_as_nobody, hol
     assert outcomes == [(0, "1\n", ""), (0, "2\n", ""), (0, "3\n", "")] and run_as_nobody(*asked) == (75, "", "")
 
 
-@pytest.mark.parametrize("slot", [101, pidlock.SLOTS_MAX])
-def test_a_high_slot_counts_in_a_directory_that_one_may_not_list(pidfile, monkeypatch, slot):
-    """Red where only the names of low slots are tried."""
+@pytest.mark.parametrize("slot", [1, 2, 3, 101, pidlock.SLOTS_MAX])
+def test_each_slot_counts_in_a_directory_that_one_may_not_list(pidfile, monkeypatch, slot):
+    """Red where only the names of low slots are tried, or none."""
     with PidLock(slot_file(pidfile, slot)):  # of limit 1
         monkeypatch.setattr(os, "listdir", unlistable)
         assert outcome_of(PidLock(pidfile, max_concurrent=2)) is None
