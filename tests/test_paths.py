@@ -7,10 +7,11 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 
 import pytest
-from conftest import PIDLOCK
+from conftest import PIDLOCK, ROOT
 
 import pidlock
 
@@ -104,6 +105,32 @@ def test_what_is_no_pidfile_is_said_and_left_alone(run, tmp_path, probe, make, p
 def test_a_device_is_no_pidfile(run, probe, path):
     line = "pidlock: %s: is a device, not a pidfile; name another file\n" % path
     assert run("-p", path, *probe, timeout=30) == (125, "", line)
+
+
+WITHOUT_A_TERMINAL = """
+import pidlock, sys
+try:
+    pidlock.inspect(sys.argv[1])
+except pidlock.PidLockError as error:
+    print(error)
+try:
+    open("/dev/tty")
+except OSError:
+    print("none")
+"""
+
+
+def test_a_terminal_that_is_named_by_mistake_does_not_become_the_callers():
+    """A leader of a session that has none, as a daemon is, gets the first that it opens. Red without O_NOCTTY."""
+    master, terminal = os.openpty()
+    try:
+        name = os.ttyname(terminal)
+        told = subprocess.check_output([sys.executable, "-c", WITHOUT_A_TERMINAL, name], cwd=ROOT, timeout=60,
+                                       start_new_session=True, universal_newlines=True)
+    finally:
+        os.close(master)
+        os.close(terminal)
+    assert told == "%s: is a device, not a pidfile; name another file\nnone\n" % name
 
 
 @blackbox
