@@ -133,23 +133,27 @@ def test_a_relative_path_means_the_directory_of_the_acquire(pidfile, monkeypatch
     assert (lock.path, lock.release(), pidfile.exists()) == (str(pidfile), True, False)
 
 
+NO_MODE = "mode: 0%o is not rw for its owner, or lets others write or execute"
 WRONG = {
-    "an empty path": {"path": ""},
-    "an empty path in bytes": {"path": b""},
-    "a NUL in the path": {"path": "a\0b"},
-    "a negative wait": {"wait": -1},
-    "a wait that is no number": {"wait": float("nan")},
-    "writable for others": {"mode": 0o666},
-    "executable": {"mode": 0o755},
-    "not readable for its owner": {"mode": 0o200},
-    "set-user-ID": {"mode": 0o4644},
+    "an empty path": ({"path": ""}, "path: '' names no file"),
+    "an empty path in bytes": ({"path": b""}, "path: '' names no file"),
+    "a NUL in the path": ({"path": "a\0b"}, "path: 'a\\x00b' names no file"),
+    "a negative wait": ({"wait": -1}, "wait: -1 is not a number of seconds"),
+    "a wait that is no number": ({"wait": float("nan")}, "wait: nan is not a number of seconds"),
+    "writable for others": ({"mode": 0o666}, NO_MODE % 0o666),
+    "executable": ({"mode": 0o755}, NO_MODE % 0o755),
+    "executable for others alone": ({"mode": 0o645}, NO_MODE % 0o645),
+    "not readable for its owner": ({"mode": 0o200}, NO_MODE % 0o200),
+    "not writable for its owner": ({"mode": 0o444}, NO_MODE % 0o444),
+    "set-user-ID": ({"mode": 0o4644}, NO_MODE % 0o4644),
 }
 
 
-@pytest.mark.parametrize("options", WRONG.values(), ids=WRONG)
-def test_what_cannot_be_meant_is_a_value_error(options):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize("options, message", WRONG.values(), ids=WRONG)
+def test_what_cannot_be_meant_is_a_value_error(options, message):
+    with pytest.raises(ValueError) as raised:
         PidLock(**{"path": "never-made.pid", **options})
+    assert str(raised.value) == message
 
 
 MODES = [(0o077, {}, 0o644), (0, {}, 0o644), (0, {"mode": 0o600}, 0o600), (0o077, {"mode": 0o664}, 0o664)]
