@@ -156,6 +156,7 @@ def test_a_descriptor_that_the_program_closed_is_a_lost_lock_and_nobody_elses_is
     lock = PidLock(pidfile, on_event=events.append).acquire()
     os.close(lock._descriptor)
     assert (lock.release(), events[-1]["reason"], pidfile.exists()) == (False, "its descriptor was closed", True)
+    assert lock.release() and lock.acquire() is lock and lock.release()
 
 
 def test_a_new_lock_has_no_pid_no_token_and_slot_1(pidfile):

@@ -391,9 +391,10 @@ def test_one_object_is_acquired_by_one_thread_at_a_time(pidfile):
         thread = threading.Thread(target=lock.acquire)
         thread.start()
         assert entered.wait(60)
-        with pytest.raises(RuntimeError, match="another thread"):
+        with pytest.raises(RuntimeError) as raised:
             lock.acquire()
         go.set()
+    assert str(raised.value) == "%s: another thread is acquiring it by this PidLock; have one each" % pidfile
     thread.join(60)
     assert (pidlock.inspect(pidfile).state, lock.release(), pidfile.exists()) == ("held", True, False)
     lock.acquire().release()

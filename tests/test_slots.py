@@ -373,9 +373,13 @@ def test_a_file_whose_limit_is_not_legible_allows_nobody_beside_it(pidfile, line
         lock.release()
 
 
-@pytest.mark.parametrize("suffix", ["\u00b2", "\u0663", "02", "0", "-2", "2x", "log", "1", "9" * 30, ""])
-def test_a_name_that_is_no_slots_is_not_looked_at(pidfile, suffix):
-    pidfile.with_name("%s.%s" % (pidfile.name, suffix)).write_text("%d\n" % os.getpid())
+@pytest.mark.parametrize("suffix", ["\u00b2", "\u0663", "02", "0", "-2", "2x", "log", "1", "10001", "9" * 30, ""])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_name_that_is_no_slots_is_not_looked_at(pidfile, monkeypatch, listed, suffix):
+    """It names a living holder of limit 1, who would let nobody in."""
+    pidfile.with_name("%s.%s" % (pidfile.name, suffix)).write_text("%d\n" % os.getppid())
+    if not listed:
+        monkeypatch.setattr(os, "listdir", unlistable)
     with PidLock(pidfile, max_concurrent=2) as first, PidLock(pidfile, max_concurrent=2) as second:
         assert (first.slot, second.slot) == (1, 2)
 
