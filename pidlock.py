@@ -523,7 +523,7 @@ def _examine(path, operation, policy):
         pid = record.pid if record else 0
         refused = granted is False
         if refused and policy[1] != TIME_ONLY:
-            return Finding(path, HELD, "held by PID %d" % pid if pid else "held", pid, record, body, status, True, None)
+            return Finding(path, HELD, "held", pid, record, body, status, True, None)
         state, reason = judge(_gather_facts(descriptor, status, body, record, granted), *policy)
         if state == FOREIGN:
             raise PidLockError(path, reason, "name another file, or remove this one if nobody needs it")
