@@ -1832,6 +1832,12 @@ def _run_command(lock, start, signals, group):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
     if group:
         _make_group(child, ours)  # here and in the child: whoever comes first
+    return _attend(lock, child, signals, group)
+
+
+def _attend(lock, child, signals, group):
+    """Pass signals on to the command until it has ended; return as _run_command does."""
+    ours = os.getpgrp()
     interrupted = got_int = False
     before_fork = True  # what was pending at the fork has not reached the child, whoever sent it
     fresh_until = time.monotonic() + (WATCH_KEPT if lock._watch else FRESHEN_EVERY)
@@ -2332,7 +2338,8 @@ examples:
 
 
 def main(argv=None):
-    """Run the command line (sys.argv without argv); return the exit status.
+    """Run the command line (sys.argv without argv); return the exit status. For a run there may be no other thread: it
+    waits for SIGCHLD, which the kernel may give to any that has not blocked it.
 
     Signals are blocked for a run alone: whatever else takes long, or writes to a pipe that nobody reads, they end. With
     argv None this is a process of its own, about to end: behind a run they stay blocked.

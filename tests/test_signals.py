@@ -348,22 +348,27 @@ def test_a_signal_ends_no_status_where_it_was_ignored_at_the_start(start, pidfil
     assert (status, stdout.count("\n"), stderr) == (3, 2000, "")
 
 
+MAIN_BETWEEN_PICTURES = """
+import signal, sys
+import pidlock
+
+def picture():
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return mask, [signal.getsignal(signum) for signum in range(1, signal.NSIG) if signum != signal.SIGCHLD]
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+before = picture()
+pidlock.main(sys.argv[1:])
+print("the same" if picture() == before else picture())
+"""
+
+
 @pytest.mark.parametrize("arguments", [["--check"], ["--status"], ["--wait", "soon"], ["--", "true"]], ids=" ".join)
 def test_main_called_as_a_function_leaves_the_mask_and_the_handlers(pidfile, arguments):
     """Red where only a run's mask is put back, or SIGINT's handler goes for more than a process of its own."""
-    import pidlock
-
-    def picture():
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        return mask, [signal.getsignal(signum) for signum in range(1, signal.NSIG) if signum != signal.SIGCHLD]
-
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-    try:
-        before = picture()
-        pidlock.main(["--pidfile", str(pidfile), *arguments])
-        assert picture() == before
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    done = subprocess.run([sys.executable, "-c", MAIN_BETWEEN_PICTURES, "--pidfile", str(pidfile), *arguments],
+                          cwd=ROOT, timeout=60, stdout=subprocess.PIPE)
+    assert done.stdout.endswith(b"the same\n")
 
 
 # ---- What the command starts with ----
