@@ -92,7 +92,6 @@ PID_FIRST = "pid-first"
 PID_ONLY = "pid-only"
 TIME_ONLY = "time-only"
 STRATEGIES = (PID_FIRST, PID_ONLY, TIME_ONLY)
-LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)  # what runs once the call has returned
 
 MARK = b"\n\n"
 COUNTER = b"%020d\n"  # what a fencing counter holds
@@ -256,9 +255,12 @@ class PidLock:
         Raises LockHeld when it is still held after `wait` seconds, PidLockError when it cannot be had at all,
         RuntimeError when this object holds it already or is acquiring it in another thread.
         """
-        turn = object()
+        turn = (os.getpid(), object())
+        if self.__dict__.get("_turn", turn)[0] != turn[0]:
+            self.__dict__.pop("_turn", None)  # of a thread that the fork has not copied
+        mine = False
         try:
-            if self.__dict__.setdefault("_turn", turn) is not turn:  # in one step, and a PidLock can still be pickled
+            if self.__dict__.setdefault("_turn", turn) is not turn:  # in one step
                 raise RuntimeError("%s: another thread is acquiring it by this PidLock; have one each" % self.path)
             if self._descriptor is not None and self.pid == os.getpid():
                 raise RuntimeError("%s: this PidLock holds it already" % self.path)
@@ -266,27 +268,31 @@ class PidLock:
                 if _refers_to(self._descriptor, self._file):
                     _close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
                 self._end_watch()
+            mine = True
             self._reset()
             if self._span is None:
                 self._acquire()
             else:
                 self._acquire_in_span()
-        finally:
+            self.__dict__.pop("_turn")
+            return self  # within the try: a Ctrl-C that comes now would find nobody else to give it back
+        except BaseException:
             if self.__dict__.get("_turn") is turn:
                 self.__dict__.pop("_turn")
-        return self
+            if mine:
+                self._give_up()
+            raise
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}  # which is this object's
 
     def _acquire_in_span(self):
-        try:
-            with self._span("pidlock.acquire"):
-                self._acquire()
-            if self._descriptor is None:
-                raise RuntimeError("%s: not acquired, and the span swallowed why" % self.path)
-            self._held_span = self._span("pidlock.held")
-            self._held_span.__enter__()
-        except BaseException:
-            self._give_up()
-            raise
+        with self._span("pidlock.acquire"):
+            self._acquire()
+        if self._descriptor is None:
+            raise RuntimeError("%s: not acquired, and the span swallowed why" % self.path)
+        self._held_span = self._span("pidlock.held")
+        self._held_span.__enter__()
 
     def _acquire(self):
         started = time.monotonic()
@@ -446,19 +452,23 @@ class PidLock:
 
     def _drop(self):
         """Give the file back without a word; return None, or why it was lost."""
-        path, descriptor = self._slot_path, self._descriptor
-        if not _refers_to(descriptor, self._file):
-            self._descriptor = None
-            return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
+        # Taken first, in one step: two threads, or a signal's handler, that both gave it back would close a stranger's.
+        path, descriptor, self._descriptor = self._slot_path, self._descriptor, None
+        if descriptor is None:
+            return None  # another was faster
+        ours = True
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
         # marked file without its flock is stale to everybody, and we might unlink the next holder's.
         try:
+            ours = _refers_to(descriptor, self._file)
+            if not ours:
+                return "its descriptor was closed"  # by a daemoniser; the number may be a stranger's by now
             return None if _remove_if_same(path, descriptor) else "the file was removed or replaced"
         except OSError as error:
             raise _explain(error, path, "remove it") from error
         finally:
-            self._descriptor = None  # no sooner, so that a Ctrl-C before leaves something to release
-            _give_back(descriptor)
+            if ours:  # also behind a Ctrl-C: then the next run evicts the file
+                _give_back(descriptor)
 
     def _end_watch(self):
         watch, self._watch = self._watch, None
@@ -482,7 +492,10 @@ class PidLock:
         import functools
 
         problem = "%s: its body runs after the call has returned; take the lock inside it" % function
-        flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+        inner = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        flags = getattr(getattr(inner, "__code__", None), "co_flags", 0)
         if flags & 0x2A0:  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR (the inspect module's table)
             raise TypeError(problem)
 
@@ -494,8 +507,8 @@ class PidLock:
             lock._reset()
             with lock:
                 result = function(*args, **kwargs)
-                if isinstance(result, LATER):
-                    getattr(result, "close", lambda: None)()  # for no warning that nobody awaits it
+                if isinstance(result, types.CoroutineType):
+                    result.close()  # for no warning that nobody awaits it
                     raise TypeError(problem)
                 return result
 
@@ -643,7 +656,9 @@ def _names_are_inodes(descriptor):
     if getattr(os.statvfs(descriptor), "f_fsid", 0):  # FUSE has none, most others do; Python 3.7
         return False
     kind = _filesystem_type(descriptor)
-    return not kind or kind.startswith("fuse")  # where a chroot or a missing /proc hides it, to be on the safe side
+    if not kind:  # hidden by a chroot or a missing /proc: then in place, to be on the safe side
+        return sys.platform.startswith("linux")
+    return kind.startswith("fuse")
 
 
 def _link(private, path):
@@ -849,10 +864,10 @@ def judge(facts, stale_after=None, strategy=PID_FIRST):
       7. Its PID has not the start time that it records: stale.
       8. Its PID exists: held.
     """
-    if facts.counter:
-        return FOREIGN, "is a fencing counter, not a pidfile"
     old = stale_after is not None and facts.lasted > stale_after
     if facts.record is None:  # rule 2
+        if facts.counter:  # with a number beyond any PID
+            return FOREIGN, "is a fencing counter, not a pidfile"
         damaged = facts.size <= DAMAGED_MAX or (facts.nuls and facts.size <= NULS_MAX)
         if facts.links > 1 or facts.executable or not damaged:  # no link: another evictor was faster
             return FOREIGN, "is somebody's file, not a pidfile"
@@ -1329,7 +1344,8 @@ def signal_holder(path, signum):
             reason = "not signalled: PID %d has not this file open and locked, as far as this user may see" % holder
             raise PidLockError(path, reason, "see who it is, then signal that by hand")
         if receiver != holder and (receiver is None or _stat_fields(receiver)[1:2] != [str(holder)]):
-            raise PidLockError(path, "not signalled: PID %d has no command to be seen" % holder, "try again")
+            raise PidLockError(path, "not signalled: PID %d has no command to be seen" % holder,
+                               "see which of its children that is, then signal it by hand")
         if receiver != holder and os.getpgid(receiver) == receiver:
             os.killpg(receiver, signum)  # with all its group: nothing is left without its lock
         elif pidfd is not None:
@@ -1609,7 +1625,9 @@ def _has_room(limit, living):
 def _living_slots(path, policy):
     """Return the Findings of all of a semaphore's files that are held, whatever limit they were taken under."""
     try:
-        slots = {1}.union(map(_slot_of, os.listdir(os.path.dirname(path))))  # a name may be listed in other case
+        ours = os.path.basename(path).casefold() + "."  # a name may be listed in other case
+        names = os.listdir(os.path.dirname(path))
+        slots = {1}.union(_slot_of(name) for name in names if name.casefold().startswith(ours))
     except FileNotFoundError:
         return []
     except PermissionError:  # a directory to write into, but not to list
@@ -2195,7 +2213,7 @@ def _report(event, options):
 def _log(event, options):
     """Append the event as a line of JSON in one write, which O_APPEND keeps whole (write(2)).
 
-    What cannot be written to a file is tried again with the next event: the rest of a line, or all of it.
+    What cannot be written to a file is tried again with the next event; a line that was cut, whole and on a new line.
     """
     import json
 
@@ -2209,7 +2227,9 @@ def _log(event, options):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(options.log, flags | os.O_NONBLOCK, 0o644)  # a FIFO that nobody reads stops no command
         try:
-            options.unlogged = options.unlogged[os.write(descriptor, options.unlogged):]
+            written = os.write(descriptor, options.unlogged)
+            whole = options.unlogged.rfind(b"\n", 0, written) + 1
+            options.unlogged = (b"\n" if whole < written else b"") + options.unlogged[whole:]
             if options.unlogged:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
@@ -2269,8 +2289,12 @@ def _count(path, changes, options, is_last):
 
 def _add(values, changes):
     for (name, label), value in changes.items():
-        counter = METRICS[name][0] == "counter"
-        values[name, label] = values.get((name, label), 0) + value if counter else value
+        before = values.get((name, label), 0)
+        if METRICS[name][0] == "counter":
+            value += before
+        elif name.endswith("_timestamp_seconds"):
+            value = max(value, before)  # ours may be an older one, tried again behind another run's
+        values[name, label] = value
 
 
 def _parse_metrics(metrics):
@@ -2609,7 +2633,7 @@ def _say(message):
 
 
 def _write(stream, text):
-    """Write to sys.stdout or sys.stderr in one write; return whether that went well."""
+    """Write to sys.stdout or sys.stderr; return whether that went well."""
     if stream is None:
         return False  # closed at the start, and by now its descriptor may be anything
     try:
@@ -2628,7 +2652,8 @@ def _write(stream, text):
 def _write_message(descriptor, line, patience=LOOK_LONG):
     """Write to stderr what a run does not wait for: raise OSError where nobody has read for so many seconds.
 
-    Where poll(2) finds room in a pipe, PIPE_BUF bytes do not block. A longer line is torn there anyway (pipe(7)).
+    Where poll(2) finds room in a pipe, PIPE_BUF bytes do not block, unless another writer takes it meanwhile. A longer
+    line is torn there anyway (pipe(7)).
     """
     poller = select.poll()
     poller.register(descriptor, select.POLLOUT)

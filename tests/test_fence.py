@@ -406,6 +406,13 @@ def test_a_counter_is_never_taken_for_a_stale_pidfile(run, pidfile, counter):
     assert run("-p", pidfile, "--fence", "--", "sh", "-c", "echo $PIDLOCK_TOKEN").stdout == "99991234567890123458\n"
 
 
+@blackbox
+def test_a_pid_of_20_digits_is_a_pid(run, pidfile):
+    """Leading zeros are fine in one. Red where the digits' number alone makes a counter of it."""
+    pidfile.write_text("%020d\n" % os.getpid())
+    assert run("-p", pidfile, "--check") == (1, "", "")
+
+
 def test_a_relative_counter_in_a_removed_working_directory_is_an_error_of_the_lock(pidfile, tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -1,6 +1,7 @@
 """The library: taking the lock, giving it back, and looking at it without taking anything."""
 import asyncio
 import contextlib
+import copy
 import fcntl
 import functools
 import os
@@ -309,7 +310,9 @@ async def asynchronous_generator():
     yield
 
 
-@pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
+@pytest.mark.parametrize("function", [
+    coroutine, generator, asynchronous_generator, functools.partial(functools.partial(generator)),
+], ids=["coroutine", "generator", "asynchronous generator", "partial"])
 def test_a_function_whose_body_runs_after_the_call_is_refused(function, pidfile):
     with pytest.raises(TypeError) as raised:
         PidLock(pidfile)(function)
@@ -322,14 +325,19 @@ class Awaited:
 
 
 @pytest.mark.parametrize("function", [
-    functools.partial(coroutine), Awaited(), lambda: coroutine(), lambda: generator(), lambda: asynchronous_generator(),
-], ids=["partial", "callable", "wrapper", "generator's", "asynchronous generator's"])
+    functools.partial(coroutine), Awaited(), lambda: coroutine(),
+], ids=["partial", "callable", "wrapper"])
 @pytest.mark.filterwarnings("error")
 def test_a_call_that_returns_before_its_body_has_run_is_refused(function, pidfile):
     """Red where only what the function is itself is looked at."""
     with pytest.raises(TypeError, match="its body runs after the call has returned"):
         PidLock(pidfile)(function)()
     assert not pidfile.exists()
+
+
+def test_a_generator_that_a_call_hands_on_is_the_callers(pidfile):
+    lines = (line for line in "ab")
+    assert list(PidLock(pidfile)(lambda given: given)(lines)) == ["a", "b"]
 
 
 # ---- Interrupts ----
@@ -373,6 +381,73 @@ def test_a_ctrl_c_in_acquire_or_release_leaves_no_lock_that_nobody_holds(pidfile
 
 
 # ---- Threads and forks ----
+
+
+def test_of_two_that_release_at_once_one_does(pidfile, monkeypatch):
+    """As a thread and a signal's handler may. Red where the second finds the descriptor that the first gives back."""
+    def unlink(path):
+        monkeypatch.setattr(os, "unlink", usual)
+        usual(path)
+        inner.append(lock.release())
+
+    usual, inner, events = os.unlink, [], []
+    lock = PidLock(pidfile, on_event=lambda event: events.append(event["event"])).acquire()
+    monkeypatch.setattr(os, "unlink", unlink)
+    assert (lock.release(), inner, events) == (True, [True], ["acquired", "released"])
+
+
+def test_threads_that_release_at_once_close_nobody_elses_lock(pidfile):
+    """Red where both give the same number back, which by then is another lock's."""
+    faults = []
+
+    def compete():
+        other = PidLock(pidfile, wait=60)
+        while not done.is_set():
+            other.acquire()
+            if not other.release():
+                faults.append("lost")
+
+    done = threading.Event()
+    rival = threading.Thread(target=compete)
+    rival.start()
+    lock = PidLock(pidfile, wait=60)
+    for _ in range(300):
+        lock.acquire()
+        releasers = [threading.Thread(target=lock.release) for _ in range(2)]
+        for thread in releasers:
+            thread.start()
+        for thread in releasers:
+            thread.join()
+    done.set()
+    rival.join(60)
+    assert (faults, rival.is_alive(), pidfile.exists()) == ([], False, False)
+
+
+def test_a_copy_and_a_forked_child_acquire_while_a_thread_waits_by_the_original(pidfile):
+    """Red where they inherit that somebody is about to acquire: it is no thread of theirs."""
+    lock = PidLock(pidfile, wait=60)
+    entered, usual_sleep = threading.Event(), lock._sleep
+    lock._sleep = lambda *arguments: entered.set() or usual_sleep(*arguments)
+    with PidLock(pidfile):
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        assert entered.wait(60)
+        child = os.fork()
+        if child == 0:
+            lock._wait = 0
+            try:
+                lock.acquire()
+            except LockHeld:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        other = copy.copy(lock)
+        other._wait = 0
+        with pytest.raises(LockHeld):
+            other.acquire()
+        assert os.waitpid(child, 0)[1] == 0
+    thread.join(60)
+    assert lock.release() is True
 
 
 def test_one_object_is_acquired_by_one_thread_at_a_time(pidfile):

@@ -212,16 +212,18 @@ def test_what_could_not_be_written_at_the_start_is_written_at_the_end(run, pidfi
 
 
 @needs_mount
-def test_half_a_line_is_completed_once_there_is_room(pidfile, tmp_path):
-    """Red where the next event goes behind the half line, and makes one line of both that is no JSON."""
+def test_a_line_that_was_cut_is_written_whole_once_there_is_room(pidfile, tmp_path):
+    """Red where the next event goes behind the half line, or where its rest alone does: another run may come first."""
     place = tmp_path / "place"
     place.mkdir()
     log = str(place / "file")
     command = [*FULL[:-1], FULL[-1].replace('exec "$@"', '"$@"; cat "$0/file"'), str(place), *PIDLOCK, "-p",
                str(pidfile), "--log", log, "--", "mount", "-o", "remount,size=8k", str(place)]
     process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
-    told = [json.loads(line)["event"] for line in process.stdout.decode().strip("\0").splitlines()]
+    half, *lines = process.stdout.decode().strip("\0").splitlines()
+    told = [json.loads(line)["event"] for line in lines]
     assert (process.returncode, told, process.stderr.count(b"\n")) == (0, ["acquired", "released"], 1)
+    assert lines[0].startswith(half)
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

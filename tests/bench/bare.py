@@ -22,6 +22,7 @@ class Bare:
 
     def acquire(self):
         path = self._path
+        os.getpid()
         try:
             os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except FileNotFoundError:
