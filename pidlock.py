@@ -34,9 +34,8 @@ lock by its age: under the directory's flock, after a last look at the inode.)
 
 What kill -9 leaves: before link, a private file (`.pidlock-...`, for a sweep), without hard
 links an empty file, stale after 2 s; after it, a marked file whose flock the kernel has freed,
-so the next run evicts it.  While the command
-lives on it keeps the inherited flock, and the path stays held until it has ended (not with
-`--close`: then the next run evicts it).
+so the next run evicts it.  While the command lives on it keeps the inherited flock, and the
+path stays held until it has ended (not with `--close`: then the next run evicts it).
 
 Limits.  Advisory: only who uses pidlock respects it.  One host: on a network filesystem it
 refuses rather than guesses.  Whoever may read the file may flock it and so keep a stale one
@@ -121,6 +120,7 @@ PRIVATE_PREFIX = ".pidlock-"  # and 16 hex digits; short, for FILE's own name ma
 COMM = "pidlock"  # the holder's /proc/PID/comm, which ps and pgrep show, however it was started
 LOWEST_FD = 10  # shells use the descriptors below themselves
 
+WARILY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # to open what may be anything by now
 NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 LOCAL_FILESYSTEMS = frozenset(
@@ -502,8 +502,7 @@ class PidLock:
         @functools.wraps(function)
         def locked(*args, **kwargs):
             lock = PidLock.__new__(PidLock)
-            lock.__dict__.update(self.__dict__)
-            lock.__dict__.pop("_turn", None)  # another thread's, in the original
+            lock.__dict__.update(self.__getstate__())
             lock._reset()
             with lock:
                 result = function(*args, **kwargs)
@@ -553,7 +552,7 @@ def _open_and_flock(path, operation, access=os.O_RDONLY):
     granted: True, False when somebody else has the flock, None where the filesystem has no flock.
     """
     try:
-        descriptor = _move_fd_up(os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+        descriptor = _move_fd_up(os.open(path, access | WARILY))
     except FileNotFoundError:
         return None, None
     except OSError as error:
@@ -854,9 +853,10 @@ def _discard(path, descriptor):
 def judge(facts, stale_after=None, strategy=PID_FIRST):
     """Decide about a file that nobody has the flock of. Pure: Facts in, (state, reason) out; stale_after in seconds.
 
-    The first rule that fits decides; what is inconclusive is stale once it is older than stale_after.
+    The first rule that fits decides; what is inconclusive is stale once it is older than stale_after. With time-only
+    the first two do, then the age alone, also of a file that somebody has the flock of.
       1. Not a regular file, or not readable: an error, raised where it was opened.
-      2. No PID in it: stale, unless somebody may still be writing it; or not a pidfile at all.
+      2. No PID in it: stale, unless somebody may still be writing it; or no pidfile, as a fencing counter is none.
       3. Marked, on a local filesystem: stale, for its holder would have the flock.
       4. Written on another host, or in another PID or time namespace, or perhaps so: inconclusive.
       5. Written before the last boot: stale.
@@ -1684,9 +1684,8 @@ def _is_counter(body):
 
 def _open_counter(path, mode):
     """Open the counter; make a missing one, complete by link(2) and on disk, and return None to start over."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        return os.open(path, flags)
+        return os.open(path, os.O_RDWR | WARILY)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -1786,7 +1785,7 @@ def _is_private(name):
 
 def _has_mark(path):
     try:  # as in step 1: it may be a FIFO by now
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | WARILY)
     except (FileNotFoundError, PermissionError):
         return False
     try:
@@ -2362,19 +2361,20 @@ examples:
 
 
 def main(argv=None):
-    """Run the command line (sys.argv without argv); return the exit status. For a run there may be no other thread: it
-    waits for SIGCHLD, which the kernel may give to any that has not blocked it.
+    """Run the command line (sys.argv without argv); return the exit status.
 
-    Signals are blocked for a run alone: whatever else takes long, or writes to a pipe that nobody reads, they end. With
-    argv None this is a process of its own, about to end: behind a run they stay blocked.
+    For a run there may be no other thread: it waits for SIGCHLD, which the kernel may give to any that does not block
+    it. Signals are blocked for a run alone: whatever else takes long, or writes to a pipe that nobody reads, they end.
+    With argv None this is a process of its own, about to end: behind a run they stay blocked.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {32, 33}  # glibc's own, signal(7)
+    mask = None
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
         if options.action:
             return options.action(options)
         signals = _passed_signals()
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signals | STOP_SIGNALS | {signal.SIGCHLD}) - {signal.SIGTSTP})
+        ours = (signals | STOP_SIGNALS | {signal.SIGCHLD}) - {signal.SIGTSTP}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours) - {32, 33}  # glibc's own, signal(7)
         return _run(options, signals, mask)
     except SystemExit as stop:  # wrong usage, --help or --version, and it has been said
         return stop.code
@@ -2391,7 +2391,7 @@ def main(argv=None):
     except _Interrupted as interruption:
         return _end_by(interruption.signum, interruption.from_terminal)
     finally:
-        if argv is not None:
+        if argv is not None and mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
