@@ -2606,7 +2606,10 @@ def _waits_for_us(found):
     """Tell whether our own ancestor holds it, or one of us does by a descriptor inherited from a killed holder."""
     if found.pid in _ancestors():  # and not merely of the same number, as PID 1 of another namespace is
         return any(_flockers(found.status, [found.pid])) or os.environ.get("PIDLOCK_PID") == str(found.pid)
-    return not _exists(found.pid) and any(_flockers(found.status, [os.getpid(), *_ancestors()]))
+    if _exists(found.pid):
+        return False
+    # The taker's PID, or 0 if dead, tells a holder's flock from one that an ancestor has just to look at a stale file.
+    return any(taker in (0, found.pid) for _, taker in _flockers(found.status, [os.getpid(), *_ancestors()]))
 
 
 def _ancestors():

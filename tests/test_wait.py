@@ -422,6 +422,19 @@ def test_the_job_of_a_killed_pidlock_does_not_wait_for_itself(pidfile):
         assert process.stdout.readline() == b"75\n"
 
 
+@pytest.mark.blackbox
+@pytest.mark.skipif(not os.path.exists("/proc/self/fdinfo"), reason="needs Linux's /proc")
+@pytest.mark.parametrize("kind", [fcntl.LOCK_SH, fcntl.LOCK_EX], ids=["a prober", "an evictor"])
+def test_an_ancestor_that_looks_at_a_stale_file_is_not_its_holder(run, pidfile, dead_pid, kind):
+    """We are the ancestor. Red where whoever has a dead holder's file flocked counts as who inherited that."""
+    pidfile.write_text("%d\n\n\n" % dead_pid)
+    with open(str(pidfile)) as file:
+        fcntl.flock(file, kind)
+        status, stdout, stderr = run("-p", pidfile, "--wait", "1.5", "--", "true")
+    assert (status, stdout) == (75, "") and "busy: PID %d" % os.getpid() in stderr
+    assert run("-q", "-p", pidfile, "--wait", "60", "--", "true") == (0, "", "")
+
+
 # ---- What it costs, and what it leaves ----
 
 

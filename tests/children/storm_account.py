@@ -12,8 +12,9 @@ def read_log(directory):
     log = {word: {} for word in "read done released lost overlap unseen starved evicted removing removed".split()}
     with open(os.path.join(directory, "log")) as file:
         for number, line in enumerate(file):
-            word, name, *rest = line.split()
-            log[word][int(name)] = (number, *map(int, rest))
+            if line.endswith(" .\n"):
+                word, name, *rest = line.split()[:-1]
+                log[word][int(name)] = (number, *map(int, rest))
     log["read"] = {name: Read(*rest) for name, rest in log["read"].items()}
     return log
 

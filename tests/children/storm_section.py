@@ -37,7 +37,8 @@ def make_name():
 
 
 def say(files, *words):
-    os.write(files.log, (" ".join(map(str, words)) + "\n").encode())  # one write, which O_APPEND keeps whole
+    # One write, which O_APPEND keeps whole; but a kill -9 between two pages cuts it: a new line, and a mark at the end.
+    os.write(files.log, ("\n%s .\n" % " ".join(map(str, words))).encode())
 
 
 def occupy(files):
