@@ -97,14 +97,19 @@ AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 def nobodys_pidlock():
     """Return the words that run pidlock as another user, None where there are none.
 
-    He may be unable to enter this clone, or where this Python lies (both may be in /root): he gets a copy, and at the
-    worst the system's Python, but not where the tests are about this one.
+    He may be unable to enter this clone, or where this Python lies (both may be in /root): he gets a copy of the one,
+    and of the other a second mount, for himself alone.
     """
     os.chmod(PUBLIC.name, 0o755)
-    copy = shutil.copy(PIDLOCK[-1], PUBLIC.name)
-    for python in [PYTHON, os.path.realpath(PYTHON), PYTHON if "PIDLOCK_PYTHON" in os.environ else "/usr/bin/python3"]:
-        words = [*AS_NOBODY, python, *PIDLOCK[1:-1], copy]
-        if os.geteuid() == 0 and shutil.which("setpriv") and not subprocess.call(
+    program = [*PIDLOCK[1:-1], shutil.copy(PIDLOCK[-1], PUBLIC.name)]
+    python = pathlib.Path(os.path.realpath(PYTHON))
+    here = pathlib.Path(PUBLIC.name, "python")
+    here.mkdir()
+    script = 'mount --bind "$0" "$1"; shift; exec "$@"'
+    mount = ["unshare", "-m", "sh", "-ec", script, str(python.parents[1]), str(here)]
+    mounted = [*mount, *AS_NOBODY, "env", "LD_LIBRARY_PATH=%s/lib" % here, str(here / "bin" / python.name)]
+    for words in [[*AS_NOBODY, PYTHON, *program], [*mounted, *program]]:
+        if os.geteuid() == 0 and shutil.which("setpriv") and shutil.which("unshare") and not subprocess.call(
                 [*words, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
             return words
     return None
@@ -114,7 +119,7 @@ def nobodys_pidlock():
 def run_as_nobody():
     """Run pidlock as another user: run_as_nobody(*arguments) -> Outcome."""
     if nobodys_pidlock() is None:
-        pytest.skip("needs root, setpriv, and a Python that another user can reach")
+        pytest.skip("needs root, setpriv and unshare")
 
     def run_pidlock(*arguments):
         done = subprocess.run([*nobodys_pidlock(), *arguments], cwd="/", timeout=60, universal_newlines=True,
