@@ -474,11 +474,9 @@ class PidLock:
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        try:  # as in _drop; but all that is anonymous has one inode
-            ours = os.readlink("/proc/self/fd/%d" % watch.descriptor) == "anon_inode:inotify"
-        except OSError:
-            ours = not os.path.exists("/proc/self/fd")  # there is no /proc to tell that it is not
-        if ours:
+        # As in _drop; but all that is anonymous has one inode. Without a /proc nothing tells that it is not ours.
+        target = _target_of("/proc/self/fd/%d" % watch.descriptor)
+        if target == "anon_inode:inotify" or not (target or os.path.exists("/proc/self/fd")):
             _close(watch.descriptor)
 
     def __enter__(self):
@@ -1039,21 +1037,9 @@ def _describe_self(command):
 
 
 def _describe_place():
-    return {"host": os.uname().nodename, "boot": _boot(), "pidns": _namespace("pid"), "timens": _namespace("time")}
-
-
-def _boot():
-    try:
-        return _read("/proc/sys/kernel/random/boot_id").strip()  # random(4): one for each boot
-    except OSError:
-        return None
-
-
-def _namespace(kind):
-    try:
-        return os.readlink("/proc/self/ns/" + kind)  # namespaces(7)
-    except OSError:
-        return None
+    """Return what the PIDs that we see belong to, as far as /proc tells: random(4), namespaces(7)."""
+    return {"host": os.uname().nodename, "boot": _read_proc("/proc/sys/kernel/random/boot_id").strip(),
+            "pidns": _target_of("/proc/self/ns/pid"), "timens": _target_of("/proc/self/ns/time")}
 
 
 def _start_of(pid, like):
@@ -1170,29 +1156,34 @@ def _exists(pid):
 
 def _stat_fields(pid):
     """Return the fields of /proc/PID/stat from the 3rd (state) on, proc(5); [] where that cannot be read."""
-    if not _proc_is_ours():
-        return []
-    try:
-        return _read("/proc/%d/stat" % pid).rpartition(")")[2].split()
-    except OSError:
-        return []
+    return _read_proc("/proc/%d/stat" % pid).rpartition(")")[2].split() if _proc_is_ours() else []
 
 
 def _proc_is_ours():
     """Tell whether there is a /proc and it is our PID namespace's: another's numbers are not ours."""
-    try:
-        return os.readlink("/proc/self") == str(os.getpid())
-    except OSError:
-        return False
+    return _target_of("/proc/self") == str(os.getpid())
 
 
 def _field_of(path, name):
     """Return the words behind `name` in the first such line, None where there is none to read."""
-    try:
-        lines = _read(path).split("\n")
-    except OSError:
-        return None
+    lines = _read_proc(path).split("\n")
     return next((line[len(name):].split() for line in lines if line.startswith(name)), None)
+
+
+def _target_of(path):
+    """Return where a symbolic link in /proc points, "" where that cannot be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _read_proc(path):
+    """Return the text of a file in /proc, "" where that cannot be read."""
+    try:
+        return _read(path)
+    except OSError:
+        return ""
 
 
 def _read(path):
@@ -1396,20 +1387,11 @@ def _command_pid(pid):
     """
     if _name_of(pid) != COMM:
         return pid
-    try:
-        children = _read("/proc/%d/task/%d/children" % (pid, pid)).split()  # proc(5), CONFIG_PROC_CHILDREN
-    except OSError:
-        return None
+    children = _read_proc("/proc/%d/task/%d/children" % (pid, pid)).split()  # proc(5), CONFIG_PROC_CHILDREN
     # A shell that executes pidlock leaves it its own children, and PID 1 gets everybody's orphans, younger ones.
-    started = [child for child in children if _sees_variable(child, "PIDLOCK_PID=%d" % pid)]
+    variable = "PIDLOCK_PID=%d" % pid
+    started = [child for child in children if variable in _read_proc("/proc/%s/environ" % child).split("\0")]
     return int((started or children)[0]) if started or len(children) == 1 else None
-
-
-def _sees_variable(pid, variable):
-    try:
-        return variable in _read("/proc/%s/environ" % pid).split("\0")
-    except OSError:
-        return False  # another user's, or it has ended
 
 
 def _innermost_pid(pid):
@@ -1423,10 +1405,8 @@ def _is_stopped(pid):
 
 
 def _name_of(pid):
-    try:
-        return _printable(_read("/proc/%d/comm" % pid).rstrip("\n")) if pid and _proc_is_ours() else None
-    except OSError:
-        return None
+    name = _read_proc("/proc/%d/comm" % pid).rstrip("\n") if pid and _proc_is_ours() else ""
+    return _printable(name) or None
 
 
 def _named(pid, name):

@@ -163,8 +163,7 @@ def pids(living_pid):
 
 def judge_file(case, path, pid, *policy):
     """Write the file that this case describes; return its state for a contender."""
-    here = {"host": os.uname().nodename, "boot": pidlock._boot(), "pidns": pidlock._namespace("pid"),
-            "timens": pidlock._namespace("time"), "start": pidlock._start_of(pid, "1")}
+    here = dict(pidlock._describe_place(), start=pidlock._start_of(pid, "1"))
     elsewhere = dict(here, host="no.such.host", boot="6d6ee3c1-4a4b-4ba6-9d3c-0123456789ab", pidns="pid:[1]",
                      timens="time:[1]", start="1")
     said = {key: (here if case[key] else elsewhere)[key] for key in KEYS if case[key] is not None}
