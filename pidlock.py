@@ -2716,18 +2716,15 @@ GOES_WITH = {"check": PROBE_OPTIONS, "status": PROBE_OPTIONS | {"json"}, "signal
 
 def _check_usage(options, given):
     """Choose options.action, None for a run; end with usage errors for options that do not belong together."""
-    asked = [name for name in ACTIONS if name in given]
-    as_option = {name: "--" + name.replace("_", "-") for name in given}
-    options.action = ACTIONS[asked[0]] if asked else None
-    if asked:
-        strange = sorted(given - GOES_WITH[asked[0]] - {asked[0]})
-        if options.command:
-            _end_usage("%s runs no command" % as_option[asked[0]])
-    else:
-        strange = sorted(given & {"json", "dry_run"})
+    asked = next((name for name in ACTIONS if name in given), "")  # "": to run a command
+    options.action = ACTIONS.get(asked)
+    what = "--" + asked.replace("_", "-") if asked else "a command"
+    if asked and options.command:
+        _end_usage("%s runs no command" % what)
+    strange = sorted(given - GOES_WITH[asked] - {asked} if asked else given & {"json", "dry_run"})
     if strange:
-        _end_usage("%s does not go with %s" % (as_option[strange[0]], as_option[asked[0]] if asked else "a command"))
-    if "pidfile" not in given and (not asked or asked[0] not in ("sweep", "self_test")):
+        _end_usage("--%s does not go with %s" % (strange[0].replace("_", "-"), what))
+    if "pidfile" not in given and asked not in ("sweep", "self_test"):
         _end_usage("--pidfile FILE is required")
     for name in ("pidfile", "sweep", "log", "metrics"):
         if getattr(options, name) == "":
@@ -2761,14 +2758,6 @@ def _parse_number(text, lowest, highest, what):
     if not 0 < len(text) < 10 or text.strip("0123456789") or not lowest <= int(text) <= highest:
         raise ValueError("%r is no %s; try a number from %d to %d" % (text, what, lowest, highest))
     return int(text)
-
-
-def _parse_exit_code(text):
-    return _parse_number(text, 0, 255, "exit status")
-
-
-def _parse_slots(text):
-    return _parse_number(text, 1, SLOTS_MAX, "number of slots")
 
 
 def _parse_signal(text):
@@ -2816,7 +2805,7 @@ COMMON_OPTIONS = [
     _option(("-p", "--pidfile"), "FILE", "the lock; missing parent directories are made"),
     _option(("-w", "--wait"), "TIME", "wait so long: 90, 0.5, 30s, 1h30m, inf", _parse_seconds, 0.0),
     _option(("-E", "--held-exit-code", "--conflict-exit-code"), "N", "exit with N, not 75, when it is held",
-            _parse_exit_code, EXIT_HELD),
+            lambda text: _parse_number(text, 0, 255, "exit status"), EXIT_HELD),
     _flag(("-q", "--quiet"), "say nothing of held, waiting, taking over"),
     _flag(("-v", "--verbose"), "also say acquired and released"),
     _flag(("--check",), "tell by the exit status whether it is held"),
@@ -2830,7 +2819,8 @@ MORE_OPTIONS = [
     _option(("--mode",), "MODE", "the pidfile's permissions; default 0644", _parse_mode, 0o644),
     _option(("--stale-after",), "TIME", "doubtful holders count as gone after that long", _parse_seconds),
     _option(("--stale-strategy",), "S", ", ".join(STRATEGIES), _parse_strategy, PID_FIRST),
-    _option(("--max-concurrent",), "N", "let N hold it at once", _parse_slots, 1),
+    _option(("--max-concurrent",), "N", "let N hold it at once",
+            lambda text: _parse_number(text, 1, SLOTS_MAX, "number of slots"), 1),
     _flag(("--details",), "record who, where, since when and why"),
     _option(("--trace-id",), "ID", "recorded; default: the trace of TRACEPARENT", _parse_trace_id),
     _option(("--fence",), OPTIONAL, "take a token; default: FILE.fence", lambda file: file or True, False),
