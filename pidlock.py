@@ -1844,7 +1844,10 @@ def _attend(lock, child, signals, group):
         if info is None and before_fork:
             before_fork = False
         elif info is None:
-            _tend(lock)
+            if lock._watch:
+                lock._end_watch()  # the wait's, which by now costs nothing
+            else:
+                _freshen(lock._descriptor)
             fresh_until = time.monotonic() + FRESHEN_EVERY
         elif info.si_signo == signal.SIGCHLD:
             status = _reap(child)
@@ -1884,7 +1887,9 @@ def _make_start(argv, mask, close, group):
     forks = group or _has_terminal() or not _can_spawn()
 
     def start(lock):
-        environment.update(_variables_of(lock))
+        environment.update(PIDLOCK_PIDFILE=lock._slot_path, PIDLOCK_PID=str(lock.pid), PIDLOCK_SLOT=str(lock.slot))
+        if lock.token is not None:
+            environment["PIDLOCK_TOKEN"] = str(lock.token)
         if not close:
             os.set_inheritable(lock._descriptor, True)
         try:
@@ -1975,13 +1980,6 @@ def _execute(argv, environment, execute):
                 raise
             return execute("/bin/sh", ["/bin/sh", place] + argv[1:])
     raise failure
-
-
-def _variables_of(lock):
-    variables = {"PIDLOCK_PIDFILE": lock._slot_path, "PIDLOCK_PID": str(lock.pid), "PIDLOCK_SLOT": str(lock.slot)}
-    if lock.token is not None:
-        variables["PIDLOCK_TOKEN"] = str(lock.token)
-    return variables
 
 
 def _original_environment():
@@ -2106,14 +2104,6 @@ def _stop_as(signum, child, group):
         os.kill(os.getpid(), signum)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
-
-
-def _tend(lock):
-    """Close what the wait left, which by now costs nothing; in every later hour, freshen the file."""
-    if lock._watch:
-        lock._end_watch()
-    else:
-        _freshen(lock._descriptor)
 
 
 def _freshen(descriptor):
