@@ -315,9 +315,9 @@ class PidLock:
             raise
 
     def _give_up(self):
+        """Give the file back and end the wait's watch, where there are any; return as _drop does."""
         try:
-            if self._descriptor is not None:
-                self._drop()
+            return self._drop()
         finally:
             self._end_watch()
 
@@ -406,27 +406,23 @@ class PidLock:
         tick = TICK_FIRST
         in_vain = 0
         ended = set()  # type: set[int]
-        try:
-            while held:
-                now = time.monotonic()
-                woken = set()  # type: set[int]
-                if now < deadline:
-                    # Who still holds it after its process has ended is not that process: then the timer and the watch.
-                    woken = self._sleep(held, ended, self._watch, min(tick, deadline - now))
-                    ended |= woken
-                    tick = TICK_FIRST if woken else min(tick * 4, TICK_WATCHED if self._watch else TICK_MAX)
-                    if woken and in_vain:  # over NFS each look opens for writing, which wakes all waiters, us too
-                        time.sleep(min(TICK_MAX, LOOK_PAUSE * 2 ** in_vain))
-                elif now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
-                    time.sleep(LOOK_PAUSE)
-                else:
-                    return held
-                before, held = held, self._look()
-                in_vain = min(in_vain + 1, 7) if woken and _contents(held) == _contents(before) else 0
-            return held
-        finally:
-            if held:
-                self._end_watch()
+        while held:
+            now = time.monotonic()
+            woken = set()  # type: set[int]
+            if now < deadline:
+                # Who still holds it after its process has ended is not that process: then the timer and the watch.
+                woken = self._sleep(held, ended, self._watch, min(tick, deadline - now))
+                ended |= woken
+                tick = TICK_FIRST if woken else min(tick * 4, TICK_WATCHED if self._watch else TICK_MAX)
+                if woken and in_vain:  # over NFS each look opens for writing, which wakes all waiters, us too
+                    time.sleep(min(TICK_MAX, LOOK_PAUSE * 2 ** in_vain))
+            elif now < started + LOOK_LONG and now < started + max(map(_doubt, held)):
+                time.sleep(LOOK_PAUSE)
+            else:
+                break
+            before, held = held, self._look()
+            in_vain = min(in_vain + 1, 7) if woken and _contents(held) == _contents(before) else 0
+        return held
 
     def release(self):
         """Give the lock back; return False when it was lost: removed or replaced by others while we held it.
@@ -443,10 +439,7 @@ class PidLock:
             if self._held_span is not None:
                 self._held_span.__exit__(*exc_info)
         finally:
-            try:
-                lost = self._drop()
-            finally:
-                self._end_watch()
+            lost = self._give_up()
         self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._acquired_at)
         return not lost
 
@@ -455,7 +448,7 @@ class PidLock:
         # Taken first, in one step: two threads, or a signal's handler, that both gave it back would close a stranger's.
         path, descriptor, self._descriptor = self._slot_path, self._descriptor, None
         if descriptor is None:
-            return None  # another was faster
+            return None  # never taken, or another was faster
         ours = True
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
         # marked file without its flock is stale to everybody, and we might unlink the next holder's.
