@@ -376,8 +376,7 @@ class PidLock:
                     time.sleep(LOOK_PAUSE * (1 + os.urandom(1)[0] % 16))
             return living
         finally:
-            if guard is not None:
-                _give_back(guard)
+            _give_back(guard)
 
     def _attempt_slots_in_turn(self, evicted, guarded):
         held = []
@@ -608,9 +607,8 @@ def _break(found, guarded):
     except PermissionError as error:
         raise _not_ours(error, found) from error
     finally:
-        for descriptor in (guard, found.descriptor):
-            if descriptor is not None:
-                _give_back(descriptor)
+        _give_back(guard)
+        _give_back(found.descriptor)
 
 
 def _create(path, record, mode):
@@ -767,7 +765,9 @@ def _flock_directory(path, patience):
 
 
 def _give_back(descriptor):
-    """Unlock, then close: a close alone would leave the flock with whatever was forked meanwhile."""
+    """Unlock, then close, if there is one: a close alone would leave the flock with whatever was forked meanwhile."""
+    if descriptor is None:
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except OSError:
@@ -1253,8 +1253,6 @@ def _doubt(found):
         descriptor, granted = _open_and_flock(found.path, fcntl.LOCK_SH)
     except OSError:
         return LOOK_AGAIN  # the next look says what it is
-    if descriptor is None:
-        return LOOK_AGAIN
     _give_back(descriptor)
     return LOOK_LONG if granted else LOOK_AGAIN
 
@@ -1732,8 +1730,7 @@ def _sweep_file(path, dry_run):
     found = _examine(path, operation, (None, PID_FIRST))
     if found.state == STALE and found.record and found.record.marked:
         return dry_run or _evict(found)
-    if found.descriptor is not None:
-        _give_back(found.descriptor)
+    _give_back(found.descriptor)
     return False
 
 
@@ -2245,8 +2242,7 @@ def _count(path, changes, options, is_last):
     except (OSError, ValueError) as error:
         _say_unwritable("these metrics", options.metrics, error, options)
     finally:
-        if guard is not None:
-            _give_back(guard)
+        _give_back(guard)
 
 
 def _add(values, changes):
