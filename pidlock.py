@@ -2839,12 +2839,12 @@ def _self_test():
     return 1 if failed else 0
 
 
-def _start_pidlock(path, *arguments, **options):
+def _start_pidlock(path, *arguments):
     import subprocess
 
-    command = [sys.executable, os.path.abspath(__file__), "--pidfile", path]
-    return subprocess.Popen(command + list(arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, universal_newlines=True, **options)
+    command = [sys.executable, os.path.abspath(__file__), "--pidfile", path, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            universal_newlines=True)
 
 
 def _run_one(path, *arguments):
@@ -2854,9 +2854,10 @@ def _run_one(path, *arguments):
 
 
 def _start_holder(path):
-    """Start a pidlock whose command says its PID and ends when its standard input does."""
-    holder = _start_pidlock(path, "--", "/bin/sh", "-c", "echo $$; read line")
-    return holder, int(holder.stdout.readline())
+    """Start a pidlock and its command, which ends when its standard input does."""
+    holder = _start_pidlock(path, "--", "/bin/sh", "-c", "echo ready; read line")
+    holder.stdout.readline()
+    return holder
 
 
 def _write_file(path, body, age):
@@ -2876,24 +2877,20 @@ def _test_file(path):
 
 
 def _test_blocks(path):
-    holder, _ = _start_holder(path)
+    holder = _start_holder(path)
     seen = [_run_one(path, "--", "true"), _run_one(path, "--check")]
     holder.communicate(timeout=60)
     return _differ([75, 1, 0, 0], seen + [_run_one(path, "--check"), _run_one(path, "--", "true")])
 
 
-def _test_left(body, age, expected):
-    """Return the test of a file with this body that is there already, so many seconds old."""
-
-    def test(path):
-        _write_file(path, body, age)
-        return _differ(expected, (_run_one(path, "--", "true"), _run_one(path, "--check"), os.path.exists(path)))
-
-    return test
+def _test_left(path, body, age, expected):
+    """A file with this body is there already, so many seconds old."""
+    _write_file(path, body, age)
+    return _differ(expected, (_run_one(path, "--", "true"), _run_one(path, "--check"), os.path.exists(path)))
 
 
 def _test_killed_holder(path):
-    holder, command = _start_holder(path)
+    holder = _start_holder(path)
     holder.kill()
     holder.wait()
     seen = [_run_one(path, "--", "true")]
@@ -2926,7 +2923,7 @@ def _test_exit_statuses(path):
 
 
 def _test_wait(path):
-    holder, _ = _start_holder(path)
+    holder = _start_holder(path)
     waiter = _start_pidlock(path, "--wait", "60", "--", "echo", "mine")
     holder.communicate(timeout=60)
     return _differ(("mine\n", 0), (waiter.communicate(timeout=60)[0], waiter.returncode))
@@ -2938,11 +2935,11 @@ TAKEN_OVER, RESPECTED = (0, 0, False), (75, 1, True)  # the statuses of a run an
 SELF_TESTS = [
     ("the file holds the PID and the mark, and goes with its holder", _test_file),
     ("a living holder blocks, and --check tells", _test_blocks),
-    ("a dead PID is taken over", _test_left(NOBODYS, 60, TAKEN_OVER)),
-    ("garbage is taken over", _test_left(b"garbage\n", 60, TAKEN_OVER)),
-    ("a young empty file is not", _test_left(b"", -1, RESPECTED)),
-    ("a recycled PID under the mark is taken over", _test_left(LIVING + MARK, 60, TAKEN_OVER)),
-    ("a living PID of another program is not", _test_left(LIVING, 60, RESPECTED)),
+    ("a dead PID is taken over", lambda path: _test_left(path, NOBODYS, 60, TAKEN_OVER)),
+    ("garbage is taken over", lambda path: _test_left(path, b"garbage\n", 60, TAKEN_OVER)),
+    ("a young empty file is not", lambda path: _test_left(path, b"", -1, RESPECTED)),
+    ("a recycled PID under the mark is taken over", lambda path: _test_left(path, LIVING + MARK, 60, TAKEN_OVER)),
+    ("a living PID of another program is not", lambda path: _test_left(path, LIVING, 60, RESPECTED)),
     ("a killed holder's command keeps the lock until it ends", _test_killed_holder),
     ("an evictor removes only the file that it judged", _test_evictor),
     ("release leaves another's lock alone", _test_release),
