@@ -2250,7 +2250,7 @@ def _add(values, changes):
         before = values.get((name, label), 0)
         if METRICS[name][0] == "counter":
             value += before
-        elif name.endswith("_timestamp_seconds"):
+        elif name.endswith("_timestamp_seconds") and before <= time.time():  # else the clock was set back since
             value = max(value, before)  # ours may be an older one, tried again behind another run's
         values[name, label] = value
 

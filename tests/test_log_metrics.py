@@ -337,6 +337,15 @@ def test_ten_runs_at_once_lose_no_count_and_a_reader_never_sees_a_partial_file(r
     assert {process.returncode for process in processes} <= {0, 75}
 
 
+def test_a_time_in_the_future_is_not_believed(run, pidfile, metrics):
+    """The clock was set back since. Red where the latest counts: the alert `no success for a day` would never come."""
+    run("--pidfile", pidfile, "--metrics", metrics, "--", "true")
+    metrics.write_text(re.sub(r"(_timestamp_seconds\{.*\}) .*", r"\1 4102444800.0", metrics.read_text()))
+    run("--pidfile", pidfile, "--metrics", metrics, "--", "true")
+    values = values_of(metrics, pidfile)
+    assert max(values["last_start"], values["last_success"]) <= time.time()
+
+
 def test_the_file_is_replaced_and_readable_for_all_whatever_the_umask(run, pidfile, metrics):
     counted = ["--pidfile", pidfile, "--metrics", metrics, "--", "true"]
     run(*counted)
