@@ -1598,7 +1598,8 @@ def _living_slots(path, policy):
     try:
         ours = os.path.basename(path).casefold() + "."  # a name may be listed in other case
         names = os.listdir(os.path.dirname(path))
-        slots = {1}.union(_slot_of(name) for name in names if name.casefold().startswith(ours))
+        plain = max(ours) <= "~"  # other names may be listed in another normalisation
+        slots = {1}.union(_slot_of(name) for name in names if name.casefold().startswith(ours) or not plain)
     except FileNotFoundError:
         return []
     except PermissionError:  # a directory to write into, but not to list

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 
 import pytest
 from children.extras_variants import load, write_variant
@@ -313,6 +314,15 @@ def test_a_slot_counts_whose_name_the_directory_lists_in_another_case(pidfile, m
         usual = os.listdir
         monkeypatch.setattr(os, "listdir", lambda path: [name.upper() for name in usual(path)])
         assert outcome_of(PidLock(pidfile, max_concurrent=2)) is None
+
+
+def test_a_slot_counts_whose_name_the_directory_lists_in_another_normalisation(tmp_path, monkeypatch):
+    """As HFS+ does. Red where the list has to have the very name."""
+    path = tmp_path / "caf\u00e9.pid"
+    with PidLock(slot_file(path, 2)):  # of limit 1
+        usual = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: [unicodedata.normalize("NFD", name) for name in usual(path)])
+        assert outcome_of(PidLock(path, max_concurrent=2)) is None
 
 
 def test_a_number_that_no_slot_has_is_no_slot(pidfile):
