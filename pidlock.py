@@ -485,7 +485,8 @@ class PidLock:
         inner = function
         while isinstance(inner, functools.partial):
             inner = inner.func
-        flags = getattr(getattr(inner, "__code__", None), "co_flags", 0)
+        code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+        flags = getattr(code, "co_flags", 0)
         if flags & 0x2A0:  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR (the inspect module's table)
             raise TypeError(problem)
 
