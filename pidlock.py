@@ -224,6 +224,9 @@ class PidLock:
         self._command = sys.argv  # the command line has another to record
         self._sleep = _sleep_until_change  # the command line has others, which look at signals too
         self._pause = None
+        # By PID, for a fork copies it: {} while that process acquires by this object, "held" once it has, "giver" while
+        # it gives back. Of two threads the one goes on whose object setdefault has stored, which is one step.
+        self._turns = {}  # type: dict[int, dict[str, object]]
         self._check_arguments()
         self._reset()
 
@@ -253,43 +256,45 @@ class PidLock:
         """Take the lock and return self.
 
         Raises LockHeld when it is still held after `wait` seconds, PidLockError when it cannot be had at all,
-        RuntimeError when this object holds it already or is acquiring it in another thread.
+        RuntimeError when this object holds it already, or another thread acquires or releases it by this object.
         """
-        turn = (os.getpid(), object())
-        if self.__dict__.get("_turn", turn)[0] != turn[0]:
-            self.__dict__.pop("_turn", None)  # of a thread that the fork has not copied
-        mine = False
+        pid, turn = os.getpid(), {}  # type: tuple[int, dict[str, object]]
         try:
-            if self.__dict__.setdefault("_turn", turn) is not turn:  # in one step
-                raise RuntimeError("%s: another thread is acquiring it by this PidLock; have one each" % self.path)
-            if self._descriptor is not None and self.pid == os.getpid():
-                raise RuntimeError("%s: this PidLock holds it already" % self.path)
-            if self._descriptor is not None:
-                if _refers_to(self._descriptor, self._file):
-                    _close(self._descriptor)  # a forked child's copy: an unlock would free the parent's
-                self._end_watch()
-            mine = True
+            current = self._turns.setdefault(pid, turn)
+            if current is not turn:
+                why = "this PidLock holds it already" if list(current) == ["held"] else \
+                    "another thread acquires or releases this PidLock; have one each"
+                raise RuntimeError("%s: %s" % (self.path, why))
+            inherited, self._descriptor = self._descriptor, None
+            if inherited is not None and _refers_to(inherited, self._file):
+                _close(inherited)  # by a fork: an unlock would free the parent's
+            self._end_watch()  # which may be inherited, too
             self._reset()
             if self._span is None:
                 self._acquire()
             else:
                 self._acquire_in_span()
-            self.__dict__.pop("_turn")
+            turn["held"] = True
             return self  # within the try: a Ctrl-C that comes now would find nobody else to give it back
         except BaseException:
-            if self.__dict__.get("_turn") is turn:
-                self.__dict__.pop("_turn")
-            if mine:
-                self._give_up()
+            if self._turns.get(pid) is turn:
+                turn["held"] = True
+                self._release(turn, None)
             raise
 
     def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name != "_turn"}  # which is this object's
+        """Return what a copy is to have: all but what this object holds and is about to do."""
+        copy = PidLock.__new__(PidLock)
+        copy.__dict__.update(self.__dict__, _turns={})  # in one step, whatever another thread does
+        copy._reset()
+        return copy.__dict__
 
     def _acquire_in_span(self):
+        acquired = False
         with self._span("pidlock.acquire"):
             self._acquire()
-        if self._descriptor is None:
+            acquired = True
+        if not acquired:
             raise RuntimeError("%s: not acquired, and the span swallowed why" % self.path)
         self._held_span = self._span("pidlock.held")
         self._held_span.__enter__()
@@ -310,16 +315,6 @@ class PidLock:
         except LockHeld as refusal:
             self._emit("held", refusal.reason, refusal.pid, time.monotonic() - started)
             raise
-        except BaseException:
-            self._give_up()
-            raise
-
-    def _give_up(self):
-        """Give the file back and end the wait's watch, where there are any; return as _drop does."""
-        try:
-            return self._drop()
-        finally:
-            self._end_watch()
 
     def _look(self):
         """Try once to take the lock or a slot of it: return [] with it taken, else the Findings that say held."""
@@ -345,7 +340,7 @@ class PidLock:
                     evicted.append(found)
             elif found.state == FREE:
                 self._slot_path = path
-                self._descriptor = _create(path, self._make_record(slot), self._mode)  # steps 4 and 5
+                _create(path, self._make_record(slot), self)  # steps 4 and 5
                 if self._descriptor is not None:  # and from here on a failure or Ctrl-C gives it back
                     self.pid, self.slot = os.getpid(), slot
                     self._file = os.fstat(self._descriptor)
@@ -426,29 +421,46 @@ class PidLock:
     def release(self):
         """Give the lock back; return False when it was lost: removed or replaced by others while we held it.
 
-        Without effect (and True) when it is not held, and in a forked child. Raises PidLockError when the file
-        cannot be removed; it is given up all the same, and the next run takes it over.
+        Without effect (and True) when it is not held, or not yet, or is being released already (by another thread, or
+        by what a signal's handler interrupted), and in a forked child. Raises PidLockError when the file cannot be
+        removed; it is given up all the same, and the next run takes it over.
         """
-        return self._release((None, None, None))
+        return self._release(self._turns.get(os.getpid(), {}), (None, None, None))
 
-    def _release(self, exc_info):
-        if self._descriptor is None or self.pid != os.getpid():
-            return True
+    def _release(self, turn, exc_info):
+        """Give back what this turn has taken; without span and event where exc_info is None, for acquire has failed."""
+        pid, giver, lost = os.getpid(), object(), None
         try:
-            if self._held_span is not None:
+            if "held" not in turn or turn.setdefault("giver", giver) is not giver:
+                return True
+            told = self.pid, time.monotonic() - self._acquired_at, self.slot, self.token  # soon another thread's
+            if exc_info and self._held_span is not None:
                 self._held_span.__exit__(*exc_info)
         finally:
-            lost = self._give_up()
-        self._emit("lost" if lost else "released", lost, self.pid, time.monotonic() - self._acquired_at)
+            if "giver" in turn and turn["giver"] is giver:
+                try:
+                    lost = self._give_up()
+                finally:  # without a call, at which a Ctrl-C could come
+                    if self._descriptor is None:
+                        del self._turns[pid]
+                    else:
+                        del turn["giver"]  # one came before: it can be released again
+        if exc_info:
+            self._emit("lost" if lost else "released", lost, *told)
         return not lost
+
+    def _give_up(self):
+        """Give the file back and end the wait's watch, where there are any; return as _drop does."""
+        try:
+            return self._drop()
+        finally:
+            self._end_watch()
 
     def _drop(self):
         """Give the file back without a word; return None, or why it was lost."""
-        # Taken first, in one step: two threads, or a signal's handler, that both gave it back would close a stranger's.
-        path, descriptor, self._descriptor = self._slot_path, self._descriptor, None
-        if descriptor is None:
-            return None  # never taken, or another was faster
-        ours = True
+        path, descriptor, ours = self._slot_path, self._descriptor, None
+        if descriptor is None or self.pid not in (None, os.getpid()):
+            return None  # never taken, or by the process that forked us
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
         # marked file without its flock is stale to everybody, and we might unlink the next holder's.
         try:
@@ -459,7 +471,10 @@ class PidLock:
         except OSError as error:
             raise _explain(error, path, "remove it") from error
         finally:
-            if ours:  # also behind a Ctrl-C: then the next run evicts the file
+            if ours is None:  # a Ctrl-C came meanwhile
+                ours = _refers_to(descriptor, self._file)
+            self._descriptor = None  # no sooner, so that a Ctrl-C before leaves something to release
+            if ours:
                 _give_back(descriptor)
 
     def _end_watch(self):
@@ -475,7 +490,7 @@ class PidLock:
         return self.acquire()
 
     def __exit__(self, *exc_info):
-        self._release(exc_info)
+        self._release(self._turns.get(os.getpid(), {}), exc_info)
 
     def __call__(self, function):
         """Decorate: each call of the function takes a lock of its own, in any thread."""
@@ -494,7 +509,6 @@ class PidLock:
         def locked(*args, **kwargs):
             lock = PidLock.__new__(PidLock)
             lock.__dict__.update(self.__getstate__())
-            lock._reset()
             with lock:
                 result = function(*args, **kwargs)
                 if isinstance(result, types.CoroutineType):
@@ -504,10 +518,10 @@ class PidLock:
 
         return locked
 
-    def _emit(self, event, reason, pid, seconds, slot=None):
+    def _emit(self, event, reason, pid, seconds, slot=None, token=None):
         if self._on_event:
-            self._on_event({"event": event, "path": self.path, "pid": pid, "slot": slot or self.slot,
-                            "token": self.token, "trace_id": self._trace_id, "seconds": seconds, "reason": reason})
+            self._on_event({"event": event, "path": self.path, "pid": pid, "slot": slot or self.slot, "reason": reason,
+                            "token": token or self.token, "trace_id": self._trace_id, "seconds": seconds})
 
 
 # ---- Steps of the lock ----
@@ -518,7 +532,6 @@ def _examine(path, operation, policy):
     descriptor, granted = _open_and_flock(path, operation)
     if descriptor is None:
         return Finding(path, FREE, "there is no file", 0, None, b"", None, False, None)
-    stale = False
     try:
         status = os.fstat(descriptor)
         body = os.pread(descriptor, BODY_MAX + 1, 0)
@@ -530,11 +543,13 @@ def _examine(path, operation, policy):
         state, reason = judge(_gather_facts(descriptor, status, body, record, granted), *policy)
         if state == FOREIGN:
             raise PidLockError(path, reason, "name another file, or remove this one if nobody needs it")
-        stale = state == STALE and operation == fcntl.LOCK_EX and not refused
-        return Finding(path, state, reason, pid, record, body, status, refused, descriptor if stale else None)
+        kept = state == STALE and operation == fcntl.LOCK_EX and not refused
+        found = Finding(path, state, reason, pid, record, body, status, refused, descriptor if kept else None)
+        if kept:
+            descriptor = None  # no sooner: behind a Ctrl-C nobody else would give it back
+        return found
     finally:
-        if not stale:
-            _give_back(descriptor)
+        _give_back(descriptor)
 
 
 def _open_and_flock(path, operation, access=os.O_RDONLY):
@@ -612,29 +627,29 @@ def _break(found, guarded):
         _give_back(found.descriptor)
 
 
-def _create(path, record, mode):
-    """Step 4: publish a complete, flocked file at path; return its descriptor, or None to start over."""
+def _create(path, record, lock):
+    """Step 4: publish a complete, flocked file at path and store its descriptor in the lock, or none, to start over."""
     private, descriptor = _open_private(path)
-    published = in_place = False
+    in_place = False
     try:
         flocked = _flock(descriptor, fcntl.LOCK_EX)
         if flocked is False:
-            return None  # we were stopped for so long that a sweep is judging our private file
-        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), mode)
+            return  # we were stopped for so long that a sweep is judging our private file
+        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), lock._mode)
         in_place = _names_are_inodes(descriptor) or not _link(private, path)
         # The flock was taken before the name appeared, so nobody can have judged the file stale meanwhile.
         if not in_place and _is_same_file(path, descriptor):
             os.unlink(private)
-            published = True
-            return descriptor
+            lock._descriptor = descriptor  # not returned: a Ctrl-C behind the return would lose it (Python 3.10)
     except (FileExistsError, FileNotFoundError):
         pass  # the path was taken; or a sweep took our private name for a left-over
     finally:
-        if not published:
+        if lock._descriptor is None:
             _discard(path, descriptor)
             _discard(private, descriptor)
             _give_back(descriptor)
-    return _create_in_place(path, record, mode) if in_place else None
+    if in_place:
+        _create_in_place(path, record, lock)
 
 
 def _names_are_inodes(descriptor):
@@ -661,25 +676,23 @@ def _link(private, path):
         raise
 
 
-def _create_in_place(path, record, mode):
+def _create_in_place(path, record, lock):
     """Step 4 where there are no hard links. An empty file shows until it is written; rule 2 spares it."""
     try:
         descriptor = _open_new(path)
     except FileExistsError:
-        return None
-    published = False
+        return
     flocked = False
     try:
         flocked = _flock_patiently(descriptor, PATIENCE)  # an evictor or prober may have our empty file for a moment
         if flocked is False:
             raise PidLockError(path, "another process keeps the flock of this new file", "stop that process")
         if not _is_same_file(path, descriptor):
-            return None  # evicted as old and empty while we were stopped before the flock
-        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), mode)
-        published = True
-        return descriptor
+            return  # evicted as old and empty while we were stopped before the flock
+        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), lock._mode)
+        lock._descriptor = descriptor
     finally:
-        if not published:
+        if lock._descriptor is None:
             if flocked is not False:  # nobody removes the path without its flock, we neither
                 _discard(path, descriptor)
             _give_back(descriptor)
@@ -689,10 +702,15 @@ def _open_private(path):
     """Create a file under a name of our own in path's directory, made if missing; return (its path, descriptor)."""
     private = os.path.join(os.path.dirname(path), PRIVATE_PREFIX + os.urandom(8).hex())
     try:
-        return private, _open_new(private)
-    except FileNotFoundError:
-        _make_parents(os.path.dirname(path))
-        return private, _open_new(private)
+        try:
+            return private, _open_new(private)
+        except FileNotFoundError:
+            _make_parents(os.path.dirname(path))
+            return private, _open_new(private)
+    except BaseException:
+        if os.path.lexists(private):
+            os.unlink(private)  # a Ctrl-C came behind the open
+        raise
 
 
 def _open_new(path):

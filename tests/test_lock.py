@@ -4,8 +4,10 @@ import contextlib
 import copy
 import fcntl
 import functools
+import glob
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -340,7 +342,7 @@ def test_a_generator_that_a_call_hands_on_is_the_callers(pidfile):
 
 # ---- Interrupts ----
 
-CALLS = ["fchmod", "fstat", "link", "lstat", "statvfs", "unlink", "write", "flock"]
+CALLS = ["open", "close", "fchmod", "fstat", "link", "lstat", "statvfs", "unlink", "write", "flock"]
 
 
 def interrupt(monkeypatch, name, ordinal):
@@ -360,7 +362,10 @@ def interrupt(monkeypatch, name, ordinal):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_ctrl_c_in_acquire_or_release_leaves_no_lock_that_nobody_holds(pidfile, name):
-    """Red where release forgets what it has not given back yet, and where acquire has not stored what it has."""
+    """Red where release forgets what it has not given back yet, and where acquire has not stored what it has.
+
+    Also where a private file stays whose descriptor open(2) has returned to nobody.
+    """
     ordinal = 0
     while True:
         ordinal += 1
@@ -378,7 +383,111 @@ def test_a_ctrl_c_in_acquire_or_release_leaves_no_lock_that_nobody_holds(pidfile
     assert ordinal > 1
 
 
+def test_a_ctrl_c_behind_the_last_step_loses_no_lock(pidfile):
+    """Before Python 3.11 one may come between a return and the storing of what it returned; so does a tracer's."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "_create" and event == "return":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    with pytest.raises(KeyboardInterrupt):
+        PidLock(pidfile).acquire()
+    PidLock(pidfile).acquire().release()
+
+
+def test_a_ctrl_c_at_any_call_in_release_leaves_an_object_that_can_be_released_and_acquired(pidfile):
+    """From Python 3.10 on these are the places where one can come. Red where it is never again anybody's turn."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename == pidlock.__file__:
+            calls.append(frame.f_code.co_name)
+        if len(calls) == ordinal:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    ordinal, calls = 0, ["none"]
+    while len(calls) >= ordinal:
+        ordinal, calls = ordinal + 1, []
+        lock = PidLock(pidfile).acquire()
+        sys.settrace(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            lock.release()
+        sys.settrace(None)
+        lock.release()
+        PidLock(pidfile).acquire().release()
+        lock.acquire().release()
+    assert {"_release", "_give_up", "_drop", "_give_back"} <= set(calls)
+
+
+def test_a_ctrl_c_while_a_stale_file_is_judged_keeps_no_flock(pidfile, dead_pid, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    write(pidfile, body_of(dead_pid))
+    monkeypatch.setattr(pidlock, "Finding", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        PidLock(pidfile).acquire()
+    monkeypatch.undo()
+    PidLock(pidfile).acquire().release()
+
+
+def test_a_ctrl_c_in_release_closes_no_strangers_descriptor(pidfile, tmp_path, monkeypatch):
+    """Of a lock whose own descriptor a daemoniser has closed, so that another file has its number."""
+    lock = PidLock(pidfile).acquire()
+    with open(str(tmp_path / "other"), "w") as other:
+        os.dup2(other.fileno(), lock._descriptor)
+        number = lock._descriptor
+        interrupt(monkeypatch, "fstat", 1)
+        with pytest.raises(KeyboardInterrupt):
+            lock.release()
+        monkeypatch.undo()
+        assert os.path.samestat(os.fstat(number), os.fstat(other.fileno()))
+        os.close(number)
+
+
 # ---- Threads and forks ----
+
+
+@pytest.fixture
+def busy_threads():
+    """Let threads take turns as often as can be."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def stopped_at(name, function):
+    """Call function in a thread that stops where it calls the function of that name; return (it, let it go on)."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == name:
+            arrived.set()
+            go_on.wait(60)
+
+    def work():
+        sys.settrace(trace)
+        with contextlib.suppress(LockHeld):
+            function()
+
+    arrived, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert arrived.wait(60)
+    return thread, go_on.set
+
+
+@pytest.mark.parametrize("step", ["_give_up", "_drop"])
+def test_a_failing_acquire_gives_back_no_other_threads_lock(pidfile, step):
+    """Red where others may acquire by the same object before it has cleaned up: it gives back what is theirs."""
+    lock = PidLock(pidfile)
+    with PidLock(pidfile):
+        thread, go_on = stopped_at(step, lock.acquire)
+    with pytest.raises(RuntimeError):
+        lock.acquire()
+    go_on()
+    thread.join(60)
+    assert (lock.acquire() is lock, thread.is_alive(), lock.release()) == (True, False, True)
 
 
 def test_of_two_that_release_at_once_one_does(pidfile, monkeypatch):
@@ -387,10 +496,57 @@ def test_of_two_that_release_at_once_one_does(pidfile, monkeypatch):
         monkeypatch.setattr(os, "unlink", usual)
         usual(path)
         inner.append(lock.release())
+        with pytest.raises(RuntimeError):  # it would go on with what this one is to give back
+            lock.acquire()
 
     usual, inner, events = os.unlink, [], []
     lock = PidLock(pidfile, on_event=lambda event: events.append(event["event"])).acquire()
     monkeypatch.setattr(os, "unlink", unlink)
+    assert (lock.release(), inner, events) == (True, [True], ["acquired", "released"])
+
+
+def test_a_lock_that_a_thread_is_refused_meanwhile_is_given_back(pidfile, busy_threads):
+    """Red where the refusal is a turn of its own, in which a release has no effect: as good as surely at once."""
+    def work():
+        while len(done) < 50 and time.monotonic() < deadline:
+            with contextlib.suppress(RuntimeError):
+                lock.acquire()
+                time.sleep(0.001)  # the work that it protects; the others go on being refused
+                done.append(lock.release())
+
+    done, deadline, lock = [], time.monotonic() + 20, PidLock(pidfile)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (set(done), len(done) >= 50, pidfile.exists()) == ({True}, True, False)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_who_is_told_of_the_end_may_acquire_again(pidfile, is_lost):
+    """Red where the event comes before the turn has ended."""
+    def on_event(event):
+        if event["event"] in ("lost", "released"):
+            lock._on_event = None
+            lock.acquire()
+
+    lock = PidLock(pidfile, on_event=on_event).acquire()
+    if is_lost:
+        pidfile.unlink()
+    assert (lock.release(), pidlock.inspect(pidfile).state, lock.release()) == (not is_lost, "held", True)
+
+
+def test_a_span_that_releases_as_it_ends_does_so_once(pidfile):
+    """As a signal's handler may that comes in it. Red where the second enters the span's end again."""
+    @contextlib.contextmanager
+    def span(name):
+        yield
+        if name == "pidlock.held":
+            inner.append(lock.release())
+
+    inner, events = [], []
+    lock = PidLock(pidfile, span=span, on_event=lambda event: events.append(event["event"])).acquire()
     assert (lock.release(), inner, events) == (True, [True], ["acquired", "released"])
 
 
@@ -421,8 +577,14 @@ def test_threads_that_release_at_once_close_nobody_elses_lock(pidfile):
     assert (faults, rival.is_alive(), pidfile.exists()) == ([], False, False)
 
 
+def targets():
+    """Return what the descriptors of this process refer to."""
+    return [os.readlink(link) for link in glob.glob("/proc/self/fd/*") if os.path.lexists(link)]
+
+
+@needs_proc
 def test_a_copy_and_a_forked_child_acquire_while_a_thread_waits_by_the_original(pidfile):
-    """Red where they inherit that somebody is about to acquire: it is no thread of theirs."""
+    """Red where they inherit that somebody is about to acquire, or what they wait with: it is no thread of theirs."""
     lock = PidLock(pidfile, wait=60)
     entered, usual_sleep = threading.Event(), lock._sleep
     lock._sleep = lambda *arguments: entered.set() or usual_sleep(*arguments)
@@ -436,9 +598,10 @@ def test_a_copy_and_a_forked_child_acquire_while_a_thread_waits_by_the_original(
             try:
                 lock.acquire()
             except LockHeld:
-                os._exit(0)
+                os._exit("anon_inode:inotify" in targets())
             finally:
                 os._exit(1)
+        assert "anon_inode:inotify" in targets()
         other = copy.copy(lock)
         other._wait = 0
         with pytest.raises(LockHeld):
@@ -446,6 +609,35 @@ def test_a_copy_and_a_forked_child_acquire_while_a_thread_waits_by_the_original(
         assert os.waitpid(child, 0)[1] == 0
     thread.join(60)
     assert lock.release() is True
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, lambda lock: pickle.loads(pickle.dumps(lock))], ids=["copy", "pickle"])
+def test_a_copy_of_a_lock_that_is_held_holds_nothing(pidfile, copy_of):
+    """Red where both give it back: the second time it is another's."""
+    lock = PidLock(pidfile, mode=0o600).acquire()
+    other = copy_of(lock)
+    assert (other.pid, other.release(), pidlock.inspect(pidfile).state, lock.release()) == (None, True, "held", True)
+    with other:
+        assert pidfile.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_object_that_a_thread_acquires_by_can_be_copied(pidfile, busy_threads):
+    """Red where that thread's turn changes what is being copied: as good as surely in so many copies."""
+    lock = PidLock(pidfile)
+    done = threading.Event()
+
+    def cycle():
+        while not done.is_set():
+            lock.acquire().release()
+
+    thread = threading.Thread(target=cycle)
+    thread.start()
+    try:
+        for _ in range(3000):
+            copy.copy(lock)
+    finally:
+        done.set()
+        thread.join(60)
 
 
 def test_one_object_is_acquired_by_one_thread_at_a_time(pidfile):
@@ -467,7 +659,7 @@ def test_one_object_is_acquired_by_one_thread_at_a_time(pidfile):
         with pytest.raises(RuntimeError) as raised:
             lock.acquire()
         go.set()
-    assert str(raised.value) == "%s: another thread is acquiring it by this PidLock; have one each" % pidfile
+    assert str(raised.value) == "%s: another thread acquires or releases this PidLock; have one each" % pidfile
     thread.join(60)
     assert (pidlock.inspect(pidfile).state, lock.release(), pidfile.exists()) == ("held", True, False)
     lock.acquire().release()
@@ -503,6 +695,23 @@ with pidlock.PidLock(sys.argv[1]) as lock:
 def test_a_forked_child_that_leaves_the_block_and_ends_takes_nothing_with_it(pidfile):
     """Catches a release without `the process that took it`, and one that unlocks in the child."""
     assert (python(FORK_INSIDE, pidfile), pidfile.exists()) == ("held True\n", False)
+
+
+def test_a_child_that_on_event_forks_and_ends_gives_nothing_back(pidfile):
+    """Red where a failure in acquire is cleaned up whoever took the lock: the child ends by SystemExit, through it."""
+    def fork(event):
+        children.append(os.fork())
+        if children == [0]:
+            sys.exit()
+
+    children = []
+    try:
+        lock = PidLock(pidfile, on_event=fork).acquire()
+    except SystemExit:
+        os._exit(0)
+    os.waitpid(children[0], 0)
+    lock._on_event = None
+    assert (pidlock.inspect(pidfile).state, lock.release(), pidfile.exists()) == ("held", True, False)
 
 
 def test_a_forked_child_never_releases(pidfile):

@@ -6,9 +6,9 @@ SAME_MTIME = "now.st_mtime_ns != found.status.st_mtime_ns"
 SAME_BODY = "os.pread(found.descriptor, BODY_MAX + 1, 0) != found.body"
 SAME_CONTENT = "%s or %s" % (SAME_MTIME, SAME_BODY)
 RELEASE = "            return None if _remove_if_same(path, descriptor) else \"the file was removed or replaced\"\n"
-FLOCK_REFUSED = "if flocked is False:\n            return None"
+FLOCK_REFUSED = "if flocked is False:\n            return  # we were stopped"
 LINK_CHECK = "if not in_place and _is_same_file(path, descriptor):"
-IN_PLACE_CHECK = "        if not _is_same_file(path, descriptor):\n            return None  # evicted as old"
+IN_PLACE_CHECK = "        if not _is_same_file(path, descriptor):\n            return  # evicted as old"
 
 VARIANTS = {
     "pidlock.py": [],

@@ -5,7 +5,7 @@ from children.race_variants import RELEASE
 FLOCK_OPENED = "return descriptor, _flock(descriptor, operation)"
 REMOVE_IF_SAME = "    if not _is_same_file(path, descriptor):\n        return False\n    try:\n"
 
-FILL_IN_PLACE = "        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), mode)\n"
+FILL_IN_PLACE = "        _fill_file(descriptor, encode_record(record._replace(marked=flocked is True)), lock._mode)\n"
 SLOW = [  # between a look and what follows from it, so that a storm need not be long
     (FLOCK_OPENED, "time.sleep(0.001); " + FLOCK_OPENED),
     ("os.unlink(found.path)", "time.sleep(0.001); os.unlink(found.path)"),
