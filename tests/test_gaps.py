@@ -5,6 +5,7 @@ import ctypes
 import errno
 import fcntl
 import inspect
+import json
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from conftest import ROOT
@@ -827,6 +829,30 @@ def test_who_finds_the_slots_taken_after_the_count_is_refused_and_leaves_none(ri
     assert (links, sorted(real["listdir"](str(pidfile.parent)))) == (taken, rivals)
 
 
+def test_a_slot_that_comes_free_after_all_were_seen_taken_is_nobodys(pidfile, monkeypatch):
+    """Red where who has taken none counts the living once more, and finds room: it would hold the lock by no file."""
+    slots = [pidfile, pidfile.with_name("test.pid.2")]
+
+    def open_file(path, *rest):
+        try:
+            return real["open"](path, *rest)
+        finally:
+            if path == str(pidfile) and not looks:  # which the first count has just found missing
+                for slot in slots:
+                    slot.write_bytes(b"%d\nlimit=2\n" % os.getppid())
+
+    def listdir(path):
+        if path == str(pidfile.parent):
+            looks.extend(slot.unlink() for slot in slots if slot.exists())
+        return real["listdir"](path)
+
+    looks = []
+    monkeypatch.setattr(os, "open", open_file)
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(LockHeld):
+        PidLock(pidfile, max_concurrent=2).acquire()
+
+
 # ---- Waiting ----
 
 
@@ -1038,6 +1064,33 @@ def test_without_sigtimedwait_and_real_time_signals_a_run_has_its_status_and_its
     process.terminate()
     assert (process.wait(timeout=60), pidfile.exists()) == (143, False)
     process.communicate()
+
+
+# ---- The log ----
+
+
+@pytest.mark.parametrize("lines, more", [(0, 5), (1, 0), (1, 5), (2, 0)])
+def test_a_log_that_has_room_for_parts_only_tells_each_event_whole_and_once(lines, more, tmp_path, monkeypatch, capfd,
+                                                                            leaves_no_descriptor):
+    """A disk takes 5 bytes of the first event, then so much of it and the second, then one byte, then everything."""
+    log = tmp_path / "events.log"
+    options = types.SimpleNamespace(log=str(log), unlogged=b"", unwritable=set())
+    room = 5
+
+    def write(descriptor, data):
+        is_log = os.path.samestat(os.fstat(descriptor), log.stat())
+        return real["write"](descriptor, data[:room] if is_log else data)
+
+    monkeypatch.setattr(os, "write", write)
+    pidlock._log({"event": 0}, options)
+    size = len(options.unlogged) - 1  # but for the end of the line that was cut
+    for event, room in enumerate([1 + lines * size + more, 1, 10 ** 6], 1):
+        pidlock._log({"event": event}, options)
+    told = log.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in told if line.endswith("}")] == [0, 1, 2, 3]
+    assert [line for line in told if not line.endswith("}")] == [told[0], told[-1][:more or 1]] and len(told[0]) == 5
+    said = "pidlock: %s: cannot write this log: No space left on device; the command runs all the same\n"
+    assert capfd.readouterr().err == said % log
 
 
 # ---- Words ----

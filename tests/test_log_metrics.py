@@ -91,10 +91,18 @@ def test_traceparent_gives_the_trace_id(run, pidfile, log):
     assert [event["trace_id"] for event in events_in(log)] == [TRACE_ID] * 2 + ["mine"] * 2
 
 
-def test_a_dash_is_stderr(run, pidfile):
-    status, stdout, stderr = run("--pidfile", pidfile, "--log", "-", "--", "echo", "ran")
+def test_a_dash_is_stderr_and_no_file(run, pidfile, tmp_path):
+    status, stdout, stderr = run("--pidfile", pidfile, "--log", "-", "--", "echo", "ran", cwd=tmp_path)
     told = [json.loads(line)["event"] for line in stderr.splitlines()]
-    assert (status, stdout, told) == (0, "ran\n", ["acquired", "released"])
+    assert (status, stdout, told, os.listdir(tmp_path)) == (0, "ran\n", ["acquired", "released"], [])
+
+
+@pytest.mark.parametrize("umask, mode", [("000", 0o644), ("077", 0o600)])
+def test_a_new_log_is_an_ordinary_file(pidfile, log, umask, mode):
+    """Red where others may write into it, or it can be executed."""
+    script = 'umask %s; exec "$@"' % umask
+    subprocess.check_call(["sh", "-c", script, "sh", *PIDLOCK, "-p", str(pidfile), "--log", str(log), "--", "true"])
+    assert oct(stat.S_IMODE(log.stat().st_mode)) == oct(mode)
 
 
 def test_a_path_that_is_not_utf_8_is_valid_json(run, tmp_path, log):
@@ -204,8 +212,10 @@ def test_what_could_not_be_written_at_the_start_is_written_at_the_end(run, pidfi
     place = tmp_path / "place"
     log, metrics = place / "events.log", place / "pidlock.prom"
     status, stdout, stderr = run("--pidfile", pidfile, "--log", log, "--metrics", metrics, "--", "mkdir", place)
-    said = ["pidlock: %s: cannot write %s" % one for one in ((log, "this log"), (metrics, "these metrics"))]
-    assert (status, stdout, [line.rpartition(": ")[0] for line in stderr.splitlines()]) == (0, "", said)
+    said = "pidlock: %s: cannot write %s: %s; the command runs all the same\n"
+    missing = "its directory is missing, or its flock is not to be had"
+    assert (status, stdout, stderr) == (0, "", said % (log, "this log", "No such file or directory")
+                                        + said % (metrics, "these metrics", missing))
     assert [event["event"] for event in events_in(log)] == ["acquired", "released"]
     values = values_of(metrics, pidfile)
     assert (values["runs"], values["last_exit_status"]) == (1, 0) and values["last_start"] <= values["last_success"]

@@ -325,9 +325,13 @@ def test_a_slot_counts_whose_name_the_directory_lists_in_another_normalisation(t
         assert outcome_of(PidLock(path, max_concurrent=2)) is None
 
 
-def test_a_number_that_no_slot_has_is_no_slot(pidfile):
+@pytest.mark.parametrize("number", ["0", "10001", "20261130"])
+@pytest.mark.parametrize("may_list", [True, False], ids=["listed", "not to be listed"])
+def test_a_number_that_no_slot_has_is_no_slot(pidfile, monkeypatch, number, may_list):
     """Red where a directory of this name makes each run of the semaphore an error."""
-    pidfile.with_name("%s.20261130" % pidfile.name).mkdir()
+    pidfile.with_name("%s.%s" % (pidfile.name, number)).mkdir()
+    if not may_list:
+        monkeypatch.setattr(os, "listdir", unlistable)
     with PidLock(pidfile, max_concurrent=2) as lock:
         assert lock.slot == 1
 
