@@ -7,6 +7,7 @@ import fcntl
 import inspect
 import json
 import os
+import pathlib
 import select
 import signal
 import stat
@@ -266,8 +267,9 @@ def test_a_path_where_nothing_is_is_looked_at_once(pidfile, monkeypatch):
 
 
 @pytest.mark.parametrize("operation, seconds", [(fcntl.LOCK_EX, 0.05), (fcntl.LOCK_SH, 1.0)], ids=["alone", "shared"])
-def test_a_flock_that_is_shared_may_be_a_probers_for_longer_than_another(operation, seconds, pidfile, dead_pid):
-    """No holder's is shared. Red where whoever is refused takes a second to say so."""
+def test_a_flock_that_is_shared_may_be_a_probers_for_longer_than_another(operation, seconds, pidfile, dead_pid,
+                                                                         leaves_no_descriptor):
+    """No holder's is shared. Red where whoever is refused takes a second to say so, or keeps what it looked with."""
     pidfile.write_bytes(b"%d\n\n\n" % dead_pid)
     with pidfile.open() as file:
         fcntl.flock(file, operation)
@@ -295,6 +297,36 @@ def test_a_proc_that_may_not_be_listed_shows_nobody(pidfile, dead_pid, monkeypat
         fcntl.flock(file, fcntl.LOCK_EX)
         found = pidlock.inspect(pidfile)
     assert (found.state, found.pids) == ("held", ()) and "who does is not to be seen from here" in found.reason
+
+
+@needs_proc
+def test_a_process_that_ends_and_a_descriptor_that_is_closed_hide_no_flock(pidfile, dead_pid, monkeypatch):
+    """Of what is asked for beside them. Red where the first that cannot be looked at ends the search."""
+    def stat_file(path, *rest, **named):
+        if path == "/proc/%d/fd/%d" % (os.getpid(), closed.fileno()):
+            asked.append(path)
+            raise error(errno.ENOENT)
+        return usual_stat(path, *rest, **named)
+
+    usual_stat, asked = os.stat, []
+    pidfile.write_bytes(b"")
+    with pidfile.with_name("other").open("w") as closed, pidfile.open() as file:
+        fcntl.flock(closed, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(os, "stat", stat_file)
+        found = list(pidlock._flockers(os.fstat(file.fileno()), [dead_pid, os.getpid()]))
+        assert (found, len(asked)) == ([(os.getpid(), os.getpid())], 1)
+
+
+@needs_proc
+def test_all_that_have_a_flock_are_told_and_who_took_it(pidfile):
+    """A holder and its command, say. Red where the first one that has it ends the search."""
+    with pidfile.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[file.fileno()]) as child:
+            found = list(pidlock._flockers(os.fstat(file.fileno()), [os.getpid(), child.pid]))
+            child.stdin.close()
+        assert found == [(os.getpid(), os.getpid()), (child.pid, os.getpid())]
 
 
 def test_a_boot_that_is_not_known_tells_nothing(pidfile, monkeypatch):
@@ -1066,7 +1098,7 @@ def test_without_sigtimedwait_and_real_time_signals_a_run_has_its_status_and_its
     process.communicate()
 
 
-# ---- The log ----
+# ---- The log and the metrics ----
 
 
 @pytest.mark.parametrize("lines, more", [(0, 5), (1, 0), (1, 5), (2, 0)])
@@ -1075,22 +1107,83 @@ def test_a_log_that_has_room_for_parts_only_tells_each_event_whole_and_once(line
     """A disk takes 5 bytes of the first event, then so much of it and the second, then one byte, then everything."""
     log = tmp_path / "events.log"
     options = types.SimpleNamespace(log=str(log), unlogged=b"", unwritable=set())
-    room = 5
+    rooms = [5]
 
     def write(descriptor, data):
         is_log = os.path.samestat(os.fstat(descriptor), log.stat())
-        return real["write"](descriptor, data[:room] if is_log else data)
+        return real["write"](descriptor, data[:rooms[-1]] if is_log else data)
 
     monkeypatch.setattr(os, "write", write)
     pidlock._log({"event": 0}, options)
     size = len(options.unlogged) - 1  # but for the end of the line that was cut
     for event, room in enumerate([1 + lines * size + more, 1, 10 ** 6], 1):
+        rooms.append(room)
         pidlock._log({"event": event}, options)
     told = log.read_text().splitlines()
     assert [json.loads(line)["event"] for line in told if line.endswith("}")] == [0, 1, 2, 3]
     assert [line for line in told if not line.endswith("}")] == [told[0], told[-1][:more or 1]] and len(told[0]) == 5
     said = "pidlock: %s: cannot write this log: No space left on device; the command runs all the same\n"
     assert capfd.readouterr().err == said % log
+
+
+def test_a_stderr_that_nobody_reads_is_waited_for_by_one_event_only(monkeypatch):
+    """Red where the events of a run each delay it, and where one that has no room just now is lost."""
+    class Poll:
+        def register(self, *_):
+            pass
+
+        def poll(self, milliseconds):
+            waits.append(milliseconds)
+            return []
+
+    waits = []
+    options = types.SimpleNamespace(log="-", unlogged=b"", unwritable=set())
+    monkeypatch.setattr(select, "poll", Poll)
+    for event in range(3):
+        pidlock._log({"event": event}, options)
+    assert waits == [1000, 0, 0]
+
+
+def test_a_busy_directory_of_the_metrics_is_waited_for_once_before_and_once_behind_the_command(tmp_path, monkeypatch):
+    """Red where a takeover and the acquire behind it both wait, or where nobody does."""
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    options = types.SimpleNamespace(metrics=str(tmp_path / "pidlock.prom"), uncounted={}, unwritable=set())
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    waits = []
+    directory = os.open(str(tmp_path), os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        for is_last in (False, False, True):
+            before = now
+            pidlock._count("test.pid", {"pidlock_runs_total": 1.0}, options, is_last)
+            waits.append(round(now - before))
+    finally:
+        os.close(directory)
+    assert (waits, os.listdir(str(tmp_path))) == ([2, 0, 2], [])
+
+
+def test_the_start_of_a_run_that_is_counted_behind_a_later_ones_is_not_the_last(tmp_path):
+    """It could not be counted at its time. Red where the last that is written counts."""
+    def count(name, value, options):
+        pidlock._count("test.pid", {"pidlock_last_%s" % name: value}, options, is_last=True)
+
+    place = tmp_path / "place"
+    metrics = str(place / "pidlock.prom")
+    one, other = (types.SimpleNamespace(metrics=metrics, uncounted={}, unwritable=set()) for _ in range(2))
+    count("start_timestamp_seconds", 1000.0, one)
+    place.mkdir()
+    count("start_timestamp_seconds", 2000.0, other)
+    count("duration_seconds", 9.0, other)
+    count("duration_seconds", 5.0, one)
+    values = [line for line in pathlib.Path(metrics).read_text().splitlines() if not line.startswith("#")]
+    assert values == ['pidlock_last_start_timestamp_seconds{pidfile="test.pid"} 2000.0',
+                      'pidlock_last_duration_seconds{pidfile="test.pid"} 5.0']
 
 
 # ---- Words ----
