@@ -191,6 +191,31 @@ def test_seen_from_within_a_namespace_the_holder_outside_is_held(run, holder, pi
     assert (done.returncode, json.loads(done.stdout)["state"]) == (HELD, "held")
 
 
+STRANGE_PROC = [word for word in NAMESPACE if word != "--mount-proc"]  # it stays that of the namespace outside
+
+
+@blackbox
+@needs_proc
+@needs_namespace
+def test_where_proc_is_another_namespaces_nobody_is_looked_for_there(holder, pidfile):
+    """Red where its PIDs are told: they are not those that one can signal or wait for here."""
+    holder("-p", pidfile)
+    done = subprocess.run([*STRANGE_PROC, *PIDLOCK, "-p", pidfile, "--status", "--json"], stdout=subprocess.PIPE,
+                          timeout=60)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["state"], told["pids"], told["command"]) == (HELD, "held", [], None)
+
+
+@blackbox
+@needs_proc
+@needs_namespace
+def test_where_proc_is_another_namespaces_its_start_times_judge_nobody(pidfile):
+    """PID 1 is there in both. Red where the start of the one outside is taken for that of ours."""
+    write(pidfile, b"1\nstart=999999999\n")
+    command = [*STRANGE_PROC, "sh", "-c", '"$@"; exit $?', "sh", *PIDLOCK, "-p", pidfile, "--status"]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60).returncode == HELD
+
+
 @needs_proc
 def test_a_stranger_who_keeps_a_stale_files_flock_is_told(pidfile, dead_pid):
     write(pidfile, b"%d\n\n\n" % dead_pid)
