@@ -424,6 +424,38 @@ def test_the_job_of_a_killed_pidlock_does_not_wait_for_itself(pidfile):
 
 @pytest.mark.blackbox
 @pytest.mark.skipif(not os.path.exists("/proc/self/fdinfo"), reason="needs Linux's /proc")
+def test_what_a_program_starts_does_not_wait_for_the_lock_that_this_holds_by_the_library(run, pidfile):
+    """No variable says so, as those of a command's lock do. Red where only they are asked."""
+    with PidLock(pidfile):
+        status, stdout, stderr = run("-p", pidfile, "--wait", "600", "--", "true")
+    said = "held by PID %d, which waits for this very process; lock once, outside\n" % os.getpid()
+    assert (status, stdout, stderr) == (75, "", "pidlock: %s: %s" % (pidfile, said))
+
+
+FLOCK_INHERITED = """
+import fcntl, sys
+fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fdinfo"), reason="needs Linux's /proc")
+def test_who_has_the_flock_of_a_holder_that_is_no_ancestor_waits_for_it_as_long_as_it_lives(pidfile):
+    """A daemon that its command left behind, say. Red where an inherited descriptor alone tells."""
+    with pidfile.open("w") as file:
+        words = [sys.executable, "-c", FLOCK_INHERITED, str(file.fileno())]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[file.fileno()]) as other:
+            assert other.stdout.readline() == b"ready\n"
+            pidfile.write_bytes(b"%d\n\n\n" % other.pid)
+            found = pidlock._examine(str(pidfile), fcntl.LOCK_SH, (None, pidlock.PID_FIRST))
+            assert (found.refused, pidlock._waits_for_us(found)) == (True, False)
+            other.stdin.close()
+        assert pidlock._waits_for_us(found)
+
+
+@pytest.mark.blackbox
+@pytest.mark.skipif(not os.path.exists("/proc/self/fdinfo"), reason="needs Linux's /proc")
 @pytest.mark.parametrize("kind", [fcntl.LOCK_SH, fcntl.LOCK_EX], ids=["a prober", "an evictor"])
 def test_an_ancestor_that_looks_at_a_stale_file_is_not_its_holder(run, pidfile, dead_pid, kind):
     """We are the ancestor. Red where whoever has a dead holder's file flocked counts as who inherited that."""
