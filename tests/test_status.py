@@ -209,11 +209,14 @@ def test_where_proc_is_another_namespaces_nobody_is_looked_for_there(holder, pid
 @blackbox
 @needs_proc
 @needs_namespace
-def test_where_proc_is_another_namespaces_its_start_times_judge_nobody(pidfile):
-    """PID 1 is there in both. Red where the start of the one outside is taken for that of ours."""
+def test_where_proc_is_another_namespaces_it_neither_judges_nor_names_a_pid_of_ours(pidfile):
+    """PID 1 is there in both. Red where the start or the name of the one outside is taken for that of ours."""
     write(pidfile, b"1\nstart=999999999\n")
-    command = [*STRANGE_PROC, "sh", "-c", '"$@"; exit $?', "sh", *PIDLOCK, "-p", pidfile, "--status"]
-    assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60).returncode == HELD
+    command = [*STRANGE_PROC, "sh", "-c", '"$@"; exit $?', "sh", *PIDLOCK, "-p", pidfile, "--status", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=60)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["pid"], told["command"]) == (HELD, 1, None)
+    assert re.match("held by PID 1 for ", told["reason"])
 
 
 @needs_proc
