@@ -24,7 +24,7 @@ import pidlock
 from pidlock import TIME_ONLY, LockHeld, PidLock, PidLockError
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/mountinfo"), reason="needs Linux's /proc")
-real = {name: getattr(os, name) for name in ("link", "unlink", "write", "mkdir", "open", "pread", "listdir", "kill")}
+real = {name: getattr(os, name) for name in "link unlink write mkdir open pread listdir kill fstat".split()}
 real["flock"] = fcntl.flock
 
 
@@ -202,10 +202,13 @@ def test_a_file_that_is_removed_in_the_instant_of_its_release_is_a_lost_lock(pid
     assert lock.release() is False
 
 
-def test_a_release_that_cannot_remove_the_file_gives_it_up_all_the_same(pidfile, monkeypatch, leaves_no_descriptor):
+@pytest.mark.parametrize("name", ["unlink", "fstat"])
+def test_a_release_that_cannot_remove_the_file_gives_it_up_all_the_same(name, pidfile, monkeypatch,
+                                                                        leaves_no_descriptor):
+    """Red where a descriptor that cannot be looked at counts as closed."""
     with monkeypatch.context() as failing:
         lock = PidLock(pidfile).acquire()
-        fail(failing, "unlink", errno.EIO)
+        fail(failing, name, errno.EIO)
         with pytest.raises(PidLockError) as raised:
             lock.release()
     assert str(raised.value) == "%s: cannot remove it: Input/output error; look into that, then try again" % pidfile
