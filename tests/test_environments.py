@@ -250,6 +250,21 @@ def test_two_containers_that_share_a_directory_exclude_each_other(pidfile, conte
     assert (status, stdout, "waits for this very process" in stderr) == (75, "", False)
 
 
+ORPHANED = 'kill -9 $PPID; while kill -0 $PPID 2>&-; do :; done; "$@" 2>&-; echo $?'
+
+
+@blackbox
+@needs_pids
+def test_the_job_of_a_killed_pidlock_in_a_container_does_not_wait_for_itself(pidfile):
+    """There the kernel says of a dead process that took a flock that it was 0."""
+    lock = [*PIDLOCK, "-p", pidfile]
+    command = [*lock, "--", "sh", "-c", ORPHANED, "sh", *lock, "--wait", "600", "--", "true"]
+    with subprocess.Popen([*NEW_PIDS, "sh", "-c", '"$@" & wait; read line', "sh", *command], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as first:
+        assert first.stdout.readline() == b"75\n"
+        first.stdin.close()
+
+
 @blackbox
 @needs_pids
 @pytest.mark.parametrize("options", [[], ["--details"]], ids=["plain", "details"])
