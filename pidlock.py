@@ -224,8 +224,8 @@ class PidLock:
         self._command = sys.argv  # the command line has another to record
         self._sleep = _sleep_until_change  # the command line has others, which look at signals too
         self._pause = None
-        # By PID, for a fork copies it: {} while that process acquires by this object, "held" once it has, "giver" while
-        # it gives back. Of two threads the one goes on whose object setdefault has stored, which is one step.
+        # By PID, for a fork copies it: {} while that process acquires by this object, "held" then, False if it failed,
+        # "giver" while it gives back. Of two threads the one goes on whose object setdefault has stored, in one step.
         self._turns = {}  # type: dict[int, dict[str, object]]
         self._check_arguments()
         self._reset()
@@ -256,14 +256,14 @@ class PidLock:
         """Take the lock and return self.
 
         Raises LockHeld when it is still held after `wait` seconds, PidLockError when it cannot be had at all,
-        RuntimeError when this object holds it already, or another thread acquires or releases it by this object.
+        RuntimeError when this object holds it, or acquires or releases it just now, as in another thread.
         """
         pid, turn = os.getpid(), {}  # type: tuple[int, dict[str, object]]
         try:
             current = self._turns.setdefault(pid, turn)
             if current is not turn:
                 why = "this PidLock holds it already" if list(current) == ["held"] else \
-                    "another thread acquires or releases this PidLock; have one each"
+                    "this PidLock is being acquired or released already; have one for each thread"
                 raise RuntimeError("%s: %s" % (self.path, why))
             inherited, self._descriptor = self._descriptor, None
             if inherited is not None and _refers_to(inherited, self._file):
@@ -278,8 +278,8 @@ class PidLock:
             return self  # within the try: a Ctrl-C that comes now would find nobody else to give it back
         except BaseException:
             if self._turns.get(pid) is turn:
-                turn["held"] = True
-                self._release(turn, None)
+                turn["held"] = False
+                self._release(turn)
             raise
 
     def __getstate__(self):
@@ -339,10 +339,10 @@ class PidLock:
                 if _break(found, guarded) if self._policy[1] == TIME_ONLY else _evict(found):
                     evicted.append(found)
             elif found.state == FREE:
-                self._slot_path = path
+                self.pid, self._slot_path, self._file = os.getpid(), path, None
                 _create(path, self._make_record(slot), self)  # steps 4 and 5
                 if self._descriptor is not None:  # and from here on a failure or Ctrl-C gives it back
-                    self.pid, self.slot = os.getpid(), slot
+                    self.slot = slot
                     self._file = os.fstat(self._descriptor)
                     return []
             else:
@@ -425,27 +425,27 @@ class PidLock:
         by what a signal's handler interrupted), and in a forked child. Raises PidLockError when the file cannot be
         removed; it is given up all the same, and the next run takes it over.
         """
-        return self._release(self._turns.get(os.getpid(), {}), (None, None, None))
+        return self._release(self._turns.get(os.getpid(), {}))
 
-    def _release(self, turn, exc_info):
-        """Give back what this turn has taken; without span and event where exc_info is None, for acquire has failed."""
-        pid, giver, lost = os.getpid(), object(), None
+    def _release(self, turn, exc_info=(None, None, None)):
+        """Give back what this turn has taken; without span and event where its acquire has failed."""
+        giver, lost = object(), None
         try:
             if "held" not in turn or turn.setdefault("giver", giver) is not giver:
                 return True
-            told = self.pid, time.monotonic() - self._acquired_at, self.slot, self.token  # soon another thread's
-            if exc_info and self._held_span is not None:
-                self._held_span.__exit__(*exc_info)
-        finally:
+            try:
+                told = self.pid, time.monotonic() - self._acquired_at, self.slot, self.token  # soon another thread's
+                if turn["held"] and self._held_span is not None:
+                    self._held_span.__exit__(*exc_info)
+            finally:
+                lost = self._give_up()
+        finally:  # without a call, at which a Ctrl-C could come (before Python 3.10, at any step)
             if "giver" in turn and turn["giver"] is giver:
-                try:
-                    lost = self._give_up()
-                finally:  # without a call, at which a Ctrl-C could come
-                    if self._descriptor is None:
-                        del self._turns[pid]
-                    else:
-                        del turn["giver"]  # one came before: it can be released again
-        if exc_info:
+                if self._descriptor is None:
+                    self._turns = {}
+                else:
+                    del turn["giver"]  # one came before: it can be released again
+        if turn["held"]:
             self._emit("lost" if lost else "released", lost, *told)
         return not lost
 
@@ -459,7 +459,7 @@ class PidLock:
     def _drop(self):
         """Give the file back without a word; return None, or why it was lost."""
         path, descriptor, ours = self._slot_path, self._descriptor, None
-        if descriptor is None or self.pid not in (None, os.getpid()):
+        if descriptor is None or self.pid != os.getpid():
             return None  # never taken, or by the process that forked us
         # By the file, not by the PID in it: another container's holder may have the same. Unlinked before unlocked: a
         # marked file without its flock is stale to everybody, and we might unlink the next holder's.

@@ -420,6 +420,33 @@ def test_a_ctrl_c_at_any_call_in_release_leaves_an_object_that_can_be_released_a
     assert {"_release", "_give_up", "_drop", "_give_back"} <= set(calls)
 
 
+def test_a_ctrl_c_behind_a_second_slot_loses_no_lock(pidfile, monkeypatch):
+    """The first was given back again. Red where the second is taken for a file that is no longer ours."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "_create" and event == "return":
+            created.append(frame)
+            if len(created) == 2:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    def unlink(path):
+        if path == str(pidfile):  # of the first, which keeps its inode: the second must not get its number
+            kept.append(open(path))
+        usual(path)
+
+    created, kept, usual, room = [], [], os.unlink, iter([True, False, True, True])
+    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(pidlock, "_flock_directory", lambda *arguments: None)
+    monkeypatch.setattr(pidlock, "_has_room", lambda *arguments: next(room))
+    sys.settrace(trace)
+    with pytest.raises(KeyboardInterrupt):
+        PidLock(pidfile, max_concurrent=2).acquire()
+    monkeypatch.undo()
+    kept[0].close()
+    PidLock(pidfile).acquire().release()
+
+
 def test_a_ctrl_c_while_a_stale_file_is_judged_keeps_no_flock(pidfile, dead_pid, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -503,6 +530,23 @@ def test_of_two_that_release_at_once_one_does(pidfile, monkeypatch):
     lock = PidLock(pidfile, on_event=lambda event: events.append(event["event"])).acquire()
     monkeypatch.setattr(os, "unlink", unlink)
     assert (lock.release(), inner, events) == (True, [True], ["acquired", "released"])
+
+
+def test_a_release_while_a_failed_acquire_cleans_up_is_no_event(pidfile):
+    """As by a signal's handler. Red where it is told as that of a lock which was held."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "_release":
+            sys.settrace(None)
+            released.append(lock.release())
+
+    released, events = [], []
+    lock = PidLock(pidfile, on_event=lambda event: events.append(event["event"]))
+    with PidLock(pidfile):
+        sys.settrace(trace)
+        with pytest.raises(LockHeld):
+            lock.acquire()
+    assert (released, events, lock.release()) == ([True], ["held"], True)
+    lock.acquire().release()
 
 
 def test_a_lock_that_a_thread_is_refused_meanwhile_is_given_back(pidfile, busy_threads):
@@ -659,7 +703,8 @@ def test_one_object_is_acquired_by_one_thread_at_a_time(pidfile):
         with pytest.raises(RuntimeError) as raised:
             lock.acquire()
         go.set()
-    assert str(raised.value) == "%s: another thread acquires or releases this PidLock; have one each" % pidfile
+    said = "this PidLock is being acquired or released already; have one for each thread"
+    assert str(raised.value) == "%s: %s" % (pidfile, said)
     thread.join(60)
     assert (pidlock.inspect(pidfile).state, lock.release(), pidfile.exists()) == ("held", True, False)
     lock.acquire().release()
@@ -695,6 +740,53 @@ with pidlock.PidLock(sys.argv[1]) as lock:
 def test_a_forked_child_that_leaves_the_block_and_ends_takes_nothing_with_it(pidfile):
     """Catches a release without `the process that took it`, and one that unlocks in the child."""
     assert (python(FORK_INSIDE, pidfile), pidfile.exists()) == ("held True\n", False)
+
+
+def test_a_child_forked_by_on_event_gets_the_refusal_too(pidfile):
+    """Red where it looks for the turn under its own PID."""
+    children = []
+    with PidLock(pidfile):
+        try:
+            PidLock(pidfile, on_event=lambda event: children.append(os.fork())).acquire()
+        except LockHeld:
+            if children == [0]:
+                os._exit(0)
+        finally:
+            if children == [0]:
+                os._exit(1)
+    assert os.waitpid(children[0], 0)[1] == 0
+
+
+def test_a_ctrl_c_in_a_child_that_was_forked_in_mid_acquire_leaves_the_parents_lock(pidfile, monkeypatch):
+    """By another thread, say; at each line of the child's acquire. Red where a lock without a PID counts as its own."""
+    def fork_once(call):
+        def fork(*arguments):
+            if lock._descriptor is not None and not children:
+                children.append(os.fork())
+                if children == [0]:
+                    monkeypatch.undo()
+                    sys.settrace(interrupt)
+                    try:
+                        lock.acquire()
+                    finally:
+                        os._exit(0)
+            return call(*arguments)
+
+        return fork
+
+    def interrupt(frame, event, argument):
+        lines.append(frame.f_lineno)
+        if len(lines) == ordinal:
+            raise KeyboardInterrupt
+        return interrupt
+
+    for name in ("getpid", "fstat"):  # what is called once the descriptor is there
+        monkeypatch.setattr(os, name, fork_once(getattr(os, name)))
+    for ordinal in range(1, 15):
+        lines, children, lock = [], [], PidLock(pidfile)
+        lock.acquire()
+        os.waitpid(children[0], 0)
+        assert (ordinal, pidlock.inspect(pidfile).state, lock.release()) == (ordinal, "held", True)
 
 
 def test_a_child_that_on_event_forks_and_ends_gives_nothing_back(pidfile):
